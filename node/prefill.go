@@ -1,0 +1,643 @@
+package node
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/room"
+)
+
+// Prefill is the protocol of one prefill rank.
+type Prefill struct {
+	core
+	Ledger   *Ledger
+	rooms    map[room.ID]*sendRoom
+	unserved int
+	sessions map[string]Registration
+	writes   map[WriteID]*write
+	next     WriteID
+}
+
+// destination is one decode rank of a room.
+type destination struct {
+	Metadata
+	told bool // the verdict was sent to its endpoint, or must not be
+}
+
+type chunk struct {
+	Chunk
+	index, pos int
+}
+
+type write struct {
+	id    WriteID
+	room  *sendRoom
+	dst   *destination
+	chunk int
+	pages int
+}
+
+type ackTarget struct {
+	endpoint   string
+	generation int64
+}
+
+// sendRoom is a room on prefill. It exists from the first OpenSend or Metadata until it is cleared and quiescent.
+type sendRoom struct {
+	id     room.ID
+	status room.Status
+	cause  room.Cause
+	stamp  uint64 // of its deadline
+
+	opened, closed bool // a sender exists; its owner has let go
+	dsts           []*destination
+	chunks         []chunk // queued until the destinations are known
+	total          int     // pages announced, 0: none
+	pos, queued    int     // pages and chunks handed over
+	last           bool
+	held           []int32 // pages that the room holds in the ledger
+	outstanding    []*write
+	poisoned       bool // a failed write may still land
+	quiet          bool // Quiescent reported
+	acks           []ackTarget
+}
+
+// NewPrefill makes the node of a prefill rank.
+func NewPrefill(cfg Config) *Prefill {
+	return &Prefill{core: newCore(room.Prefill, cfg), Ledger: NewLedger(cfg.Pages), rooms: map[room.ID]*sendRoom{}, sessions: map[string]Registration{}, writes: map[WriteID]*write{}}
+}
+
+// Counts returns the sizes of all tables.
+func (n *Prefill) Counts() Counts {
+	return Counts{Rooms: len(n.rooms), Unserved: n.unserved, Writes: len(n.writes), Peers: len(n.peers), Registrations: len(n.sessions), Tombstones: n.tombs.len()}
+}
+
+// Step takes one event in.
+func (n *Prefill) Step(now time.Time, ev Event) ([]Action, error) {
+	n.begin(now)
+	var err error
+	switch ev := ev.(type) {
+	case OpenSend:
+		err = n.open(ev.Room)
+	case InitSend:
+		if r := n.rooms[ev.Room]; r == nil || !r.opened {
+			err = ErrUnknownRoom
+		} else {
+			r.total = ev.Pages
+		}
+	case Chunk:
+		err = n.chunk(ev)
+	case WriteSettled:
+		n.settled(ev)
+	case Fail:
+		if r := n.rooms[ev.Room]; r != nil {
+			n.conclude(r, room.Failed, ev.Cause)
+		}
+	case Clear:
+		n.clear(ev.Room)
+	case Registration:
+		n.register(ev)
+	case Metadata:
+		n.metadata(ev)
+	case AbortHeard:
+		n.abort(ev)
+	case PeerUp:
+		n.peerUp(ev)
+	case PeerDown:
+		n.down(ev)
+	case PeerRefused:
+		n.refused(ev)
+	case PeerHeard:
+		n.heard(ev)
+	case Tick:
+		n.tick()
+	default:
+		err = ErrEvent
+	}
+	return n.out, err
+}
+
+func (n *Prefill) create(id room.ID) *sendRoom {
+	r := &sendRoom{id: id, status: room.Bootstrapping}
+	n.rooms[id] = r
+	return r
+}
+
+func (n *Prefill) open(id room.ID) error {
+	r := n.rooms[id]
+	switch {
+	case r != nil && r.opened:
+		return ErrDuplicate
+	case r == nil && len(n.rooms) >= MaxRooms:
+		return ErrCrowded
+	case r == nil:
+		r = n.create(id)
+	default:
+		n.unserved--
+	}
+	r.opened = true
+	n.emit(event.Opened, note(id, ""))
+	t, over := n.tombs.get(id, n.now)
+	n.tombs.remove(id)
+	n.do(Changed{Room: id, Status: r.status, Prefix: r.prefix()})
+	if r.status == room.Bootstrapping {
+		r.stamp = n.arm(id, timerDeadline, n.cfg.Bootstrap)
+	}
+	if over && t.overtaken {
+		n.conclude(r, room.Failed, t.cause)
+		return nil
+	}
+	n.bootstrap(r)
+	return nil
+}
+
+// set applies the transition rule and tells the owner of a change.
+func (n *Prefill) set(r *sendRoom, s room.Status) {
+	next := room.Next(r.status, s)
+	if next == r.status {
+		return
+	}
+	r.status = next
+	if r.opened {
+		n.do(Changed{r.id, next, r.cause, r.prefix()})
+	}
+}
+
+func (r *sendRoom) prefix() int {
+	for _, d := range r.dsts {
+		if d.Prefix > 0 {
+			return d.Prefix
+		}
+	}
+	return 0
+}
+
+func (r *sendRoom) complete() bool {
+	return len(r.dsts) > 0 && len(r.dsts) >= r.dsts[0].Required
+}
+
+// bootstrap moves a room on whose destinations are all known, and starts what was queued.
+func (n *Prefill) bootstrap(r *sendRoom) {
+	if !r.complete() || r.status.Terminal() {
+		return
+	}
+	if r.status < room.WaitingForInput {
+		e := note(r.id, r.dsts[0].Endpoint)
+		e.Pages = len(r.dsts[0].Pages)
+		n.emit(event.Bootstrapped, e)
+		if r.opened {
+			r.stamp = 0 // from here on the owner's compute and its writes have their own limits
+		}
+		n.set(r, room.WaitingForInput)
+	}
+	queue := r.chunks
+	r.chunks = nil
+	for _, c := range queue {
+		n.start(r, c)
+	}
+	n.finish(r)
+}
+
+func (n *Prefill) register(ev Registration) {
+	n.meet(n.use(ev.Endpoint), ev.Instance)
+	if old, ok := n.sessions[ev.Session]; ok && old.Endpoint != ev.Endpoint {
+		n.unregister(ev.Session)
+	}
+	n.sessions[ev.Session] = ev
+	p := n.peers[ev.Endpoint]
+	if !slices.Contains(p.sessions, ev.Session) {
+		p.sessions = append(p.sessions, ev.Session)
+	}
+}
+
+func (n *Prefill) unregister(session string) {
+	if p := n.peers[n.sessions[session].Endpoint]; p != nil {
+		p.sessions = slices.DeleteFunc(p.sessions, func(s string) bool { return s == session })
+	}
+	delete(n.sessions, session)
+}
+
+func (n *Prefill) metadata(ev Metadata) {
+	r := n.rooms[ev.Room]
+	if r == nil {
+		if t, over := n.tombs.get(ev.Room, n.now); over && !t.cause.IsZero() {
+			n.refuse(ev, t.cause)
+			return
+		}
+	}
+	if s, ok := n.sessions[ev.Session]; !ok && !ev.Dummy {
+		n.refuse(ev, room.Causef(room.Invalid, room.Prefill, ev.Endpoint, "session %s sent metadata before it registered", ev.Session))
+		return
+	} else if s.Refused != "" {
+		n.refuse(ev, room.NewCause(room.Incompatible, room.Prefill, ev.Endpoint, s.Refused))
+		return
+	}
+	switch {
+	case r == nil && (n.unserved >= MaxUnserved || len(n.rooms) >= MaxRooms):
+		n.refuse(ev, room.NewCause(room.Exhausted, room.Prefill, ev.Endpoint, "too many rooms wait for their request"))
+		return
+	case r == nil:
+		r = n.create(ev.Room)
+		n.unserved++
+		r.stamp = n.arm(r.id, timerDeadline, n.cfg.Bootstrap)
+	case r.status == room.Failed:
+		n.refuse(ev, r.cause)
+		return
+	case r.status > room.WaitingForInput || r.closed:
+		n.drop(ev.Room, ev.Endpoint, "metadata for a room that is under way")
+		return
+	}
+	d := &destination{Metadata: ev}
+	for i, old := range r.dsts {
+		if old.Session == ev.Session {
+			r.dsts[i], d = d, nil
+			break
+		}
+	}
+	if d != nil {
+		r.dsts = append(r.dsts, d)
+	}
+	n.use(ev.Endpoint).rooms.add(r.id)
+	n.bootstrap(r)
+}
+
+// refuse answers metadata that is not served with its cause, to a foreign peer by its status message.
+func (n *Prefill) refuse(ev Metadata, c room.Cause) {
+	if ev.Dummy || ev.Endpoint == "" {
+		return
+	}
+	n.use(ev.Endpoint)
+	if ev.Native {
+		n.do(SendRefused{ev.Endpoint, ev.Room, ev.Epoch, n.cfg.Rank, c})
+		return
+	}
+	n.do(SendStatus{ev.Endpoint, false, ev.Room, 0, room.Failed, n.cfg.Rank, c})
+}
+
+func (n *Prefill) drop(id room.ID, peer, what string) {
+	e := note(id, peer)
+	e.Note = what
+	n.emit(event.Dropped, e)
+}
+
+func (n *Prefill) chunk(ev Chunk) error {
+	r := n.rooms[ev.Room]
+	if r == nil || !r.opened || r.closed {
+		return ErrUnknownRoom
+	}
+	if r.last {
+		return ErrAfterLast
+	}
+	if err := n.Ledger.Check(ev.Pages); err != nil {
+		return err
+	}
+	if r.status.Terminal() {
+		return nil // its verdict is on the way to the owner
+	}
+	n.Ledger.Hold(ev.Pages)
+	r.held = append(r.held, ev.Pages...)
+	c := chunk{ev, r.queued, r.pos}
+	r.queued++
+	r.pos += len(ev.Pages)
+	r.last = ev.Last
+	if r.status < room.WaitingForInput {
+		r.chunks = append(r.chunks, c)
+		return nil
+	}
+	n.start(r, c)
+	n.finish(r)
+	return nil
+}
+
+// start posts a chunk to every destination that takes part.
+func (n *Prefill) start(r *sendRoom, c chunk) {
+	n.set(r, room.Transferring)
+	if len(c.Pages) == 0 && !c.Last {
+		return
+	}
+	for _, d := range r.dsts {
+		if d.Dummy {
+			continue
+		}
+		src := c.Pages
+		if have := max(0, len(d.Pages)-c.pos); have < len(src) {
+			src = src[:have] // decode asked for fewer pages than prefill has
+		}
+		var dst []int32
+		if len(src) > 0 {
+			dst = d.Pages[c.pos : c.pos+len(src)]
+		}
+		n.next++
+		w := &write{id: n.next, room: r, dst: d, chunk: c.index, pages: len(src)}
+		n.writes[w.id] = w
+		r.outstanding = append(r.outstanding, w)
+		a := StartWrite{Write: w.id, Room: r.id, Session: d.Session, Chunk: c.index, Src: src, Dst: dst, Last: c.Last, SrcAux: -1, DstAux: -1}
+		if c.Last {
+			a.SrcAux, a.DstAux, a.SrcState, a.DstState = c.Aux, d.Aux, c.State, d.State
+		}
+		n.do(a)
+		e := event.Event{Room: r.id, Peer: d.Session, Chunk: c.index, Pages: len(src)}
+		n.emit(event.Sending, e)
+	}
+}
+
+func (n *Prefill) settled(ev WriteSettled) {
+	w := n.writes[ev.Write]
+	if w == nil {
+		return
+	}
+	delete(n.writes, ev.Write)
+	r := w.room
+	for i, o := range r.outstanding {
+		if o == w {
+			r.outstanding = append(r.outstanding[:i], r.outstanding[i+1:]...)
+			break
+		}
+	}
+	e := event.Event{Room: r.id, Peer: w.dst.Session, Chunk: w.chunk, Pages: w.pages, Bytes: ev.Bytes, Cause: ev.Cause}
+	if ev.Err == nil {
+		n.emit(event.Applied, e)
+	} else {
+		n.emit(event.WriteFailed, e)
+		r.poisoned = r.poisoned || !ev.Proven
+		n.conclude(r, room.Failed, ev.Cause)
+	}
+	n.finish(r)
+}
+
+// finish moves a room on after a write has settled or the last chunk was handed over.
+func (n *Prefill) finish(r *sendRoom) {
+	if len(r.outstanding) > 0 {
+		return
+	}
+	if r.last && len(r.chunks) == 0 && !r.status.Terminal() && r.complete() {
+		n.conclude(r, room.Success, room.Cause{})
+	}
+	n.rest(r)
+}
+
+// conclude gives a room its one verdict: Failed keeps the first cause. The owner is told first, then every decode endpoint that may be.
+func (n *Prefill) conclude(r *sendRoom, verdict room.Status, cause room.Cause) {
+	if r.status.Terminal() {
+		return
+	}
+	if verdict == room.Failed {
+		r.cause = cause
+	}
+	r.stamp = 0
+	r.chunks = nil
+	for _, w := range r.outstanding {
+		if w.dst.Native { // a native decode seals; a foreign one needs every byte that is under way to land first
+			n.do(CancelWrite{w.id})
+		}
+	}
+	n.set(r, verdict)
+	e := note(r.id, "")
+	e.Status, e.Cause = verdict, cause
+	n.emit(event.Verdict, e)
+	if len(r.outstanding) > 0 {
+		n.arm(r.id, timerSettle, n.cfg.Settle)
+	}
+	n.tell(r)
+	n.rest(r)
+}
+
+// tell sends the verdict to every endpoint of a destination that is no dummy, once each. A foreign decode takes Failed for permission to
+// reuse its pages, so it is told only when every write has settled.
+func (n *Prefill) tell(r *sendRoom) {
+	for i, d := range r.dsts {
+		if d.told || d.Dummy || !d.Native && len(r.outstanding) > 0 {
+			continue
+		}
+		d.told = true
+		if slices.ContainsFunc(r.dsts[:i], func(x *destination) bool { return !x.Dummy && x.Endpoint == d.Endpoint }) {
+			continue
+		}
+		n.use(d.Endpoint)
+		n.do(SendStatus{d.Endpoint, d.Native, r.id, d.Epoch, r.status, n.cfg.Rank, r.cause})
+		e := note(r.id, d.Endpoint)
+		e.Status, e.Cause = r.status, r.cause
+		n.emit(event.StatusSent, e)
+	}
+}
+
+// rest reports quiescence once every write of a concluded room has settled, pays the acknowledgements it owes, and ends a cleared room.
+func (n *Prefill) rest(r *sendRoom) {
+	if len(r.outstanding) > 0 || !r.status.Terminal() {
+		return
+	}
+	n.tell(r)
+	if !r.quiet {
+		r.quiet = true
+		_ = n.Ledger.Release(r.held) // held by this room, so it can't fail
+		r.held = nil
+		if r.opened {
+			n.do(Quiescent{r.id, ProofSettled})
+			e := note(r.id, "")
+			e.Note = string(ProofSettled)
+			n.emit(event.Quiescent, e)
+		}
+		for _, d := range r.dsts {
+			if r.status == room.Failed && !r.poisoned && d.Native && !d.Dummy && n.peers[d.Endpoint] != nil {
+				n.do(SendQuiescent{d.Endpoint, r.id, d.Epoch, n.cfg.Rank})
+			}
+		}
+	}
+	n.acknowledge(r)
+	if r.closed || !r.opened {
+		n.erase(r)
+	}
+}
+
+func (n *Prefill) acknowledge(r *sendRoom) {
+	if r.poisoned {
+		return
+	}
+	for _, a := range r.acks {
+		n.use(a.endpoint)
+		n.do(SendAck{a.endpoint, r.id, n.cfg.Rank, a.generation})
+	}
+	r.acks = nil
+}
+
+// abort is decode's word that it gave a room up.
+func (n *Prefill) abort(ev AbortHeard) {
+	n.emit(event.AbortHeard, note(ev.Room, ev.Endpoint))
+	cause := ev.Cause
+	if cause.IsZero() {
+		cause = room.NewCause(room.PeerAborted, room.Prefill, ev.Endpoint, "")
+	}
+	r := n.rooms[ev.Room]
+	if r == nil {
+		if _, over := n.tombs.get(ev.Room, n.now); !over {
+			n.bury(ev.Room, cause, true)
+		}
+		n.calm(ev)
+		if ev.HasGeneration && ev.Endpoint != "" {
+			n.use(ev.Endpoint)
+			n.do(SendAck{ev.Endpoint, ev.Room, n.cfg.Rank, ev.Generation})
+		}
+		return
+	}
+	if ev.Epoch != 0 && !r.knows(ev.Epoch) {
+		n.drop(ev.Room, ev.Endpoint, "abort of another epoch")
+		n.calm(ev)
+		return
+	}
+	if ev.HasGeneration && ev.Endpoint != "" {
+		r.owe(ackTarget{ev.Endpoint, ev.Generation})
+	}
+	n.conclude(r, room.Failed, cause)
+	n.rest(r)
+	if r.quiet && !r.poisoned {
+		n.calm(ev)
+	}
+}
+
+// calm tells a native decode rank that nothing of this rank is under way for the life of the room that it aborted.
+func (n *Prefill) calm(ev AbortHeard) {
+	if ev.Epoch != 0 && ev.Endpoint != "" {
+		n.use(ev.Endpoint)
+		n.do(SendQuiescent{ev.Endpoint, ev.Room, ev.Epoch, n.cfg.Rank})
+	}
+}
+
+func (r *sendRoom) knows(e room.Epoch) bool {
+	for _, d := range r.dsts {
+		if d.Epoch == e {
+			return true
+		}
+	}
+	return len(r.dsts) == 0
+}
+
+// owe keeps one acknowledgement per endpoint, the newest generation.
+func (r *sendRoom) owe(a ackTarget) {
+	for i := range r.acks {
+		if r.acks[i].endpoint == a.endpoint {
+			r.acks[i].generation = max(r.acks[i].generation, a.generation)
+			return
+		}
+	}
+	r.acks = append(r.acks, a)
+}
+
+func (n *Prefill) clear(id room.ID) {
+	r := n.rooms[id]
+	if r == nil || r.closed {
+		return
+	}
+	r.closed = true
+	n.conclude(r, room.Failed, room.NewCause(room.Aborted, room.Prefill, "", "the owner let the room go"))
+	n.rest(r)
+}
+
+func (n *Prefill) bury(id room.ID, cause room.Cause, overtaken bool) {
+	n.tombs.add(tombstone{id: id, until: n.now.Add(TombstoneLife), cause: cause, overtaken: overtaken}, n.now)
+}
+
+// erase is the one way out of every table.
+func (n *Prefill) erase(r *sendRoom) {
+	if n.rooms[r.id] != r {
+		return
+	}
+	delete(n.rooms, r.id)
+	if !r.opened {
+		n.unserved--
+	}
+	for _, d := range r.dsts {
+		if p := n.peers[d.Endpoint]; p != nil {
+			p.rooms.remove(r.id)
+		}
+	}
+	n.bury(r.id, r.cause, !r.opened)
+	if r.opened {
+		n.do(Cleared{r.id})
+	}
+	n.emit(event.Cleared, note(r.id, ""))
+}
+
+// ---- peers and time
+
+func (n *Prefill) peerUp(ev PeerUp) {
+	if p := n.peers[ev.Endpoint]; p != nil {
+		n.meet(p, ev.Instance)
+		p.up, p.heard = true, n.now
+		n.emit(event.PeerUp, note(0, ev.Endpoint))
+	}
+}
+
+// meet notes which instance answers at an endpoint. Another one than before ends the rooms and registrations of the old one.
+func (n *Prefill) meet(p *peer, id room.InstanceID) {
+	if p.known && p.instance != id {
+		n.lose(p, room.NewCause(room.PeerRestarted, room.Prefill, p.endpoint, ""))
+		n.disown(p)
+	}
+	p.known, p.instance = true, id
+}
+
+func (n *Prefill) disown(p *peer) {
+	for _, s := range slices.Clone(p.sessions) {
+		n.unregister(s)
+	}
+}
+
+func (n *Prefill) refused(ev PeerRefused) {
+	if p := n.peers[ev.Endpoint]; p != nil {
+		n.lose(p, room.NewCause(room.PeerDead, room.Prefill, ev.Endpoint, ev.Text))
+		n.disown(p)
+		n.forget(p)
+	}
+}
+
+// lose fails every room of a peer, which is past being told.
+func (n *Prefill) lose(p *peer, cause room.Cause) {
+	e := note(0, p.endpoint)
+	e.Cause = cause
+	n.emit(event.PeerDead, e)
+	for _, id := range slices.Clone(p.rooms.list) {
+		r := n.rooms[id]
+		for _, d := range r.dsts {
+			d.told = d.told || d.Endpoint == p.endpoint
+		}
+		r.acks = slices.DeleteFunc(r.acks, func(a ackTarget) bool { return a.endpoint == p.endpoint })
+		for _, w := range r.outstanding {
+			if w.dst.Endpoint == p.endpoint && !w.dst.Native {
+				n.do(CancelWrite{w.id}) // conclude cancels those to native peers
+			}
+		}
+		n.conclude(r, room.Failed, cause)
+	}
+}
+
+func (n *Prefill) tick() {
+	for {
+		t, ok := n.due()
+		if !ok {
+			break
+		}
+		r := n.rooms[t.room]
+		if r == nil {
+			continue
+		}
+		switch {
+		case t.kind == timerSettle && len(r.outstanding) > 0:
+			r.poisoned = true
+			for _, d := range r.dsts {
+				d.told = true // what is still under way may land at any time: this decode must not learn that its pages are free
+			}
+		case t.kind == timerDeadline && t.stamp == r.stamp && !r.status.Terminal():
+			what := "decode published no pages within %v"
+			if !r.opened {
+				what = "no request came for the published pages within %v"
+			}
+			n.conclude(r, room.Failed, room.Causef(room.Timeout, room.Prefill, "", what, n.cfg.Bootstrap))
+		}
+	}
+	n.tombs.expire(n.now)
+	for _, p := range n.silent() { // its process may still be there and go on, so its registrations stay
+		n.lose(p, room.Causef(room.PeerSilent, room.Prefill, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter))
+		n.forget(p)
+	}
+}
