@@ -1,0 +1,365 @@
+package zmtp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// maxControl bounds the control bytes that wait for the writer; a PONG beyond it is not sent, because the peer is not reading.
+const maxControl = 32 << 10
+
+// conn is one connection: handshake, reader, writer. The owner runs serve; fail ends it from anywhere.
+//
+//	greeting out ─→ greeting in ─→ READY out ─→ READY in ─→ up ─ error, fail ─→ done
+type conn struct {
+	nc    net.Conn
+	cfg   *Config
+	ours  string // our socket type
+	peer  *Peer
+	dec   *decoder
+	minor byte
+
+	greeting bool // a Pull's: counted among its handshakes, under its lock
+
+	queue *sendQueue    // what the writer sends once up; nil for a PULL
+	wake  chan struct{} // tells the writer that there is something to send; capacity 1
+	done  chan struct{} // closed by fail
+
+	mu     sync.Mutex
+	ctl    []byte // greeting and commands that wait for the writer
+	up     bool
+	last   bool  // the writer ends its direction, and sends nothing more
+	failed error // first cause; set before done is closed
+}
+
+func newConn(nc net.Conn, cfg *Config, ours string, queue *sendQueue) *conn {
+	c := &conn{nc: nc, cfg: cfg, ours: ours, queue: queue, done: make(chan struct{})}
+	c.peer = &Peer{id: lastPeerID.Add(1), remote: nc.RemoteAddr(), born: time.Now(), conn: c}
+	c.dec = newDecoder(c, cfg.Limits)
+	if queue != nil {
+		c.wake = queue.wake
+	} else {
+		c.wake = make(chan struct{}, 1)
+	}
+	return c
+}
+
+// Read reads from the socket and keeps the peer's counts.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.nc.Read(b)
+	if n > 0 {
+		c.peer.bytesIn.Add(uint64(n))
+		c.peer.lastIn.Store(int64(time.Since(c.peer.born)))
+	}
+	return n, err
+}
+
+// fail ends the connection; the first cause is kept.
+func (c *conn) fail(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed != nil {
+		return
+	}
+	c.failed = cause
+	close(c.done)
+	_ = c.nc.Close() // the cause is known; the close adds nothing
+}
+
+func (c *conn) cause() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failed
+}
+
+// serve runs the connection until it ends. onUp is called once READY is in, before any message can flow; deliver takes each message.
+// It returns whether the connection was up, and the cause of its end.
+func (c *conn) serve(onUp func(), deliver func(message) error) (wasUp bool, cause error) {
+	writer := make(chan struct{})
+	c.control(appendGreeting(nil))
+	go func() {
+		defer close(writer)
+		c.writeLoop()
+	}()
+	err := c.handshake()
+	if err == nil {
+		wasUp = true
+		onUp()
+		c.setUp()
+		err = c.readLoop(deliver)
+	}
+	c.fail(c.named(err))
+	<-writer
+	c.peer.down.Store(true)
+	c.dec = nil // a Peer may be kept long, its buffers need not
+	return wasUp, c.cause()
+}
+
+func (c *conn) isUp() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.up
+}
+
+func (c *conn) setUp() {
+	c.mu.Lock()
+	c.up = true
+	c.mu.Unlock()
+	c.signal()
+}
+
+// finish ends our direction once the writer is idle; the peer answers by ending its own when it has read everything. A connection that
+// can't do that, or is not up, is ended at once.
+func (c *conn) finish() (waits bool) {
+	_, can := c.nc.(closeWriter)
+	c.mu.Lock()
+	can = can && c.up
+	c.last = can
+	c.mu.Unlock()
+	if !can {
+		c.fail(ErrClosed)
+		return false
+	}
+	c.signal()
+	return true
+}
+
+type closeWriter interface{ CloseWrite() error }
+
+func (c *conn) signal() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// control queues bytes that go before any message.
+func (c *conn) control(b []byte) {
+	c.mu.Lock()
+	if len(c.ctl)+len(b) <= maxControl {
+		c.ctl = append(c.ctl, b...)
+	}
+	c.mu.Unlock()
+	c.signal()
+}
+
+func (c *conn) handshake() error {
+	if err := c.nc.SetReadDeadline(time.Now().Add(c.cfg.HandshakeTimeout)); err != nil {
+		return err
+	}
+	g, err := c.dec.greeting()
+	if err != nil {
+		return err
+	}
+	c.minor = g.minor
+	c.control(appendReady(nil, ready{socketType: c.ours, props: c.cfg.Properties}))
+	r, err := c.readReady()
+	if err != nil {
+		return err
+	}
+	want := typePull
+	if c.ours == typePull {
+		want = typePush
+	}
+	if r.socketType != want {
+		return fmt.Errorf("%w: the peer is %q, want %s", ErrSocketType, clip([]byte(r.socketType)), want)
+	}
+	c.peer.props, c.peer.version = r.props, fmt.Sprintf("3.%d", min(g.minor, versionMinor))
+	return c.nc.SetReadDeadline(time.Time{})
+}
+
+func (c *conn) readReady() (ready, error) {
+	body, _, err := c.dec.next()
+	if err != nil {
+		return ready{}, err
+	}
+	if body == nil {
+		return ready{}, fmt.Errorf("%w: a message before READY", ErrProtocol)
+	}
+	name, data, err := parseCommand(body)
+	if err != nil {
+		return ready{}, err
+	}
+	switch name {
+	case cmdReady:
+		return parseReady(data)
+	case cmdError:
+		return ready{}, fmt.Errorf("%w: %s", ErrPeerError, parseError(data))
+	}
+	return ready{}, fmt.Errorf("%w: command %q before READY", ErrProtocol, clip([]byte(name)))
+}
+
+func (c *conn) readLoop(deliver func(message) error) error {
+	for {
+		body, m, err := c.dec.next()
+		if err != nil {
+			return err
+		}
+		if body == nil {
+			c.peer.messagesIn.Add(1)
+			if err := deliver(m); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := c.command(body); err != nil {
+			return err
+		}
+	}
+}
+
+// command handles a command after READY. Unknown ones are no error: later minor versions may add some.
+func (c *conn) command(body []byte) error {
+	name, data, err := parseCommand(body)
+	if err != nil {
+		return err
+	}
+	switch name {
+	case cmdPing:
+		context, err := parsePing(data)
+		if err != nil {
+			return err
+		}
+		c.control(appendCommand(nil, cmdPong, context))
+	case cmdError:
+		return fmt.Errorf("%w: %s", ErrPeerError, parseError(data))
+	case cmdReady:
+		return fmt.Errorf("%w: READY twice", ErrProtocol)
+	}
+	return nil
+}
+
+// named gives an error of the socket the name that callers test for.
+func (c *conn) named(err error) error {
+	switch {
+	case errors.Is(err, io.EOF):
+		return ErrPeerClosed
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%w: no READY within %v, %d bytes came", ErrHandshakeTimeout, c.cfg.HandshakeTimeout, c.peer.bytesIn.Load())
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return fmt.Errorf("%w: %w", ErrPeerReset, err)
+	}
+	return err
+}
+
+// writeLoop sends what waits: control bytes first, then messages, as many as there are in one call. It ends with the connection.
+func (c *conn) writeLoop() {
+	ping := newPinger(c)
+	defer ping.stop()
+	var (
+		spare []byte
+		b     batch
+		vec   net.Buffers
+	)
+	for {
+		select {
+		case <-ping.c:
+			ping.tick()
+		default:
+		}
+		c.mu.Lock()
+		ctl, up, last := c.ctl, c.up, c.last
+		c.ctl, spare = spare[:0], nil
+		c.mu.Unlock()
+		if last {
+			if err := c.nc.(closeWriter).CloseWrite(); err != nil {
+				c.fail(c.named(err))
+			}
+			return
+		}
+		vec = vec[:0]
+		if len(ctl) > 0 {
+			vec = append(vec, ctl)
+		}
+		if up && c.queue != nil {
+			vec = c.queue.take(&b, vec)
+		}
+		if len(vec) == 0 {
+			spare = ctl
+			select {
+			case <-c.wake:
+			case <-ping.c:
+				ping.tick()
+			case <-c.done:
+				return
+			}
+			continue
+		}
+		n, err := c.write(vec)
+		c.peer.bytesOut.Add(uint64(n))
+		if c.queue != nil {
+			c.peer.messagesOut.Add(uint64(c.queue.written(&b, max(n-len(ctl), 0), err)))
+		}
+		if err != nil {
+			// A PULL reads on to the end: what the peer sent before it went is still to be had.
+			if c.queue != nil {
+				c.fail(c.named(err))
+			}
+			return
+		}
+		spare = ctl
+	}
+}
+
+func (c *conn) write(vec net.Buffers) (int, error) {
+	if len(vec) == 1 {
+		return c.nc.Write(vec[0])
+	}
+	w := vec // WriteTo consumes its receiver
+	n, err := w.WriteTo(c.nc)
+	return int(n), err
+}
+
+// pinger decides when PING is due. Used by the writer only.
+type pinger struct {
+	conn  *conn
+	timer *time.Timer
+	c     <-chan time.Time
+	last  time.Duration // since born
+}
+
+func newPinger(c *conn) *pinger {
+	p := &pinger{conn: c}
+	if c.cfg.PingInterval > 0 {
+		p.timer = time.NewTimer(c.cfg.PingInterval)
+		p.c = p.timer.C
+	}
+	return p
+}
+
+func (p *pinger) stop() {
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+}
+
+// tick queues a PING if the peer has been silent for the interval, and sets the timer again.
+//
+// A paused PULL pings only peers with application properties: a libzmq PUSH may have closed with messages still in its kernel's send buffer,
+// and bytes that reach a closed socket make its kernel throw them away. Our own Push closes only when its peer has read everything.
+func (p *pinger) tick() {
+	c, interval := p.conn, p.conn.cfg.PingInterval
+	c.mu.Lock()
+	up := c.up
+	c.mu.Unlock()
+	now := time.Since(c.peer.born)
+	silent := now - time.Duration(c.peer.lastIn.Load())
+	if wait := interval - silent; wait > 0 {
+		p.timer.Reset(wait)
+		return
+	}
+	if up && c.minor >= 1 && (!c.peer.paused.Load() || len(c.peer.props) > 0) {
+		c.control(pingFrame)
+	}
+	p.timer.Reset(interval)
+}
+
+// pingFrame has time to live 0 (the peer is not asked to give us up) and no context.
+var pingFrame = appendCommand(nil, cmdPing, binary.BigEndian.AppendUint16(nil, 0))

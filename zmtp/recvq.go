@@ -1,0 +1,311 @@
+package zmtp
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// evictAfter is how long a connection waits for memory before one that holds memory for an incomplete message is ended.
+const evictAfter = 5 * time.Second
+
+// fifo is a queue in a ring.
+type fifo[T any] struct {
+	ring []T
+	head int
+	n    int
+}
+
+func (f *fifo[T]) push(v T) {
+	if f.n == len(f.ring) {
+		ring := make([]T, max(4, 2*f.n))
+		k := copy(ring, f.ring[f.head:])
+		copy(ring[k:], f.ring[:f.head])
+		f.ring, f.head = ring, 0
+	}
+	f.ring[(f.head+f.n)&(len(f.ring)-1)] = v // the length is a power of two
+	f.n++
+}
+
+func (f *fifo[T]) pop() T {
+	var zero T
+	v := f.ring[f.head]
+	f.ring[f.head] = zero
+	f.head = (f.head + 1) & (len(f.ring) - 1)
+	f.n--
+	return v
+}
+
+func (f *fifo[T]) peek() T { return f.ring[f.head] }
+
+// lane is the receive queue of one connection, part of an inbox and under its lock. It outlives the connection until it is empty.
+type lane struct {
+	conn    *conn
+	msgs    fifo[message]
+	bytes   int // of msgs
+	over    int // bytes queued while the lane was full
+	partial int // reserved for messages that are not queued yet
+	since   time.Time
+	waiting bool          // for memory
+	listed  bool          // in inbox.active
+	resume  chan struct{} // capacity 1: the lane is no longer full
+	blocked bool          // somebody waits for resume
+}
+
+// inbox holds what a Pull has received. Connections take turns, message by message, as libzmq's fair queueing has it.
+type inbox struct {
+	limits Limits
+	wake   chan struct{} // capacity 1; a token when there is something to receive
+	done   chan struct{} // closed by close
+
+	mu      sync.Mutex
+	active  fifo[*lane] // lanes with messages
+	lanes   map[*lane]struct{}
+	queued  int           // messages
+	used    int           // bytes, partial messages included
+	space   chan struct{} // closed when used has fallen; nil: nobody waits
+	closed  bool
+	waiters int // receivers
+}
+
+func newInbox(l Limits) *inbox {
+	return &inbox{limits: l, wake: make(chan struct{}, 1), done: make(chan struct{}), lanes: map[*lane]struct{}{}}
+}
+
+func (q *inbox) open(c *conn) *lane {
+	l := &lane{conn: c, resume: make(chan struct{}, 1)}
+	q.mu.Lock()
+	q.lanes[l] = struct{}{}
+	q.mu.Unlock()
+	return l
+}
+
+// leave gives back what the connection's unfinished messages had reserved. Queued messages stay.
+func (q *inbox) leave(l *lane) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.lanes, l)
+	q.used -= l.partial
+	l.partial = 0
+	q.freed()
+}
+
+// reserve waits until n bytes fit into TotalBytes.
+func (q *inbox) reserve(l *lane, n int) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.fit(l, n); err != nil {
+		return err
+	}
+	if l.partial == 0 {
+		l.since = time.Now()
+	}
+	q.used += n
+	l.partial += n
+	return nil
+}
+
+// put queues messages in order. It waits while the inbox is full before, and while the lane is full after.
+func (q *inbox) put(l *lane, ms []message) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	need := 0
+	for _, m := range ms {
+		need += m.cost - m.reserved
+	}
+	// A batch may overshoot by what it has in hand already, which is at most one read buffer.
+	if err := q.fit(l, min(need, 1)); err != nil {
+		return err
+	}
+	for _, m := range ms {
+		full := l.msgs.n >= q.limits.QueueMessages || l.bytes >= q.limits.QueueBytes
+		l.msgs.push(m)
+		l.bytes += m.cost
+		l.partial -= m.reserved
+		if full {
+			l.over += m.cost
+		}
+	}
+	q.used += need
+	q.queued += len(ms)
+	if !l.listed {
+		l.listed = true
+		q.active.push(l)
+	}
+	if q.waiters > 0 {
+		q.signal()
+	}
+	return q.pause(l)
+}
+
+func (q *inbox) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// pause waits while l is full and has used up what it may read ahead.
+func (q *inbox) pause(l *lane) error {
+	for l.over >= q.limits.ReadAhead || l.bytes >= q.limits.QueueBytes+q.limits.ReadAhead {
+		l.blocked = true
+		err := q.wait(l, l.resume, nil)
+		l.blocked = false
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fit waits until n bytes fit into TotalBytes.
+func (q *inbox) fit(l *lane, n int) error {
+	if q.used+n <= q.limits.TotalBytes {
+		return nil
+	}
+	ticker := time.NewTicker(evictAfter)
+	defer ticker.Stop()
+	l.waiting = true
+	defer func() { l.waiting = false }()
+	for q.used+n > q.limits.TotalBytes {
+		if q.space == nil {
+			q.space = make(chan struct{})
+		}
+		if err := q.wait(l, q.space, ticker.C); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait gives up the lock until c, the connection's end, or a tick, which evicts.
+func (q *inbox) wait(l *lane, c <-chan struct{}, tick <-chan time.Time) error {
+	l.conn.peer.paused.Store(true)
+	q.mu.Unlock()
+	var err error
+	var evict bool
+	select {
+	case <-c:
+	case <-tick:
+		evict = true
+	case <-l.conn.done:
+		err = l.conn.cause()
+	}
+	q.mu.Lock()
+	l.conn.peer.paused.Store(false)
+	if evict {
+		q.evict()
+	}
+	return err
+}
+
+// evict ends the connection whose incomplete message has held memory longest, if nothing the application could receive holds any: a peer
+// that stalls within a large message must not stop the others. One that waits for the network goes before one that waits for us.
+func (q *inbox) evict() {
+	if q.queued > 0 {
+		return
+	}
+	var victim *lane
+	for l := range q.lanes {
+		if l.partial == 0 {
+			continue
+		}
+		if victim == nil || victim.waiting && !l.waiting || victim.waiting == l.waiting && l.since.Before(victim.since) {
+			victim = l
+		}
+	}
+	if victim != nil {
+		victim.conn.fail(fmt.Errorf("%w: an incomplete message held %d bytes while others waited for memory", ErrEvicted, victim.partial))
+	}
+}
+
+// get takes the next message.
+func (q *inbox) get(ctx context.Context) (Message, error) {
+	for {
+		q.mu.Lock()
+		if q.closed {
+			q.mu.Unlock()
+			return Message{}, ErrClosed
+		}
+		if q.active.n > 0 {
+			m := q.next()
+			if q.active.n > 0 && q.waiters > 0 {
+				q.signal()
+			}
+			q.mu.Unlock()
+			return m, nil
+		}
+		q.waiters++
+		q.mu.Unlock()
+		var err error
+		select {
+		case <-q.wake:
+		case <-q.done:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		q.mu.Lock()
+		q.waiters--
+		if err != nil && q.active.n > 0 && q.waiters > 0 {
+			q.signal() // the token may have been ours
+		}
+		q.mu.Unlock()
+		if err != nil {
+			return Message{}, err
+		}
+	}
+}
+
+// next pops a message from the lane whose turn it is.
+func (q *inbox) next() Message {
+	l := q.active.pop()
+	m := l.msgs.pop()
+	l.bytes -= m.cost
+	q.used -= m.cost
+	q.queued--
+	if l.msgs.n > 0 {
+		q.active.push(l)
+	} else {
+		l.listed = false
+	}
+	if l.over > 0 && l.msgs.n <= q.limits.QueueMessages/2 && l.bytes <= q.limits.QueueBytes/2 {
+		l.over = 0
+		if l.blocked {
+			select {
+			case l.resume <- struct{}{}:
+			default:
+			}
+		}
+	}
+	q.freed()
+	return Message{Frames: m.frames, Peer: l.conn.peer}
+}
+
+// freed wakes those who wait for memory, at half, so that they don't come back for each message.
+func (q *inbox) freed() {
+	if q.space != nil && (q.used <= q.limits.TotalBytes/2 || q.queued == 0) {
+		close(q.space)
+		q.space = nil
+	}
+}
+
+// close ends receiving, and returns the number of messages that nobody received.
+func (q *inbox) close() (dropped int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return 0
+	}
+	q.closed = true
+	close(q.done)
+	dropped = q.queued
+	q.queued, q.used, q.active = 0, 0, fifo[*lane]{}
+	return dropped
+}
+
+func (q *inbox) length() (messages, bytes int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.queued, q.used
+}
