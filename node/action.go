@@ -72,6 +72,7 @@ type SendMetadata struct {
 	Aux        int32
 	State      [][]int32
 	Prefix     int
+	Required   int // decode ranks that the prefill rank waits for
 	Dummy      bool
 }
 

@@ -30,12 +30,13 @@ type target struct {
 
 // recvRoom is a room on decode. It exists from OpenReceive until it is cleared and quiescent.
 type recvRoom struct {
-	id      room.ID
-	epoch   room.Epoch
-	status  room.Status
-	cause   room.Cause
-	stamp   uint64
-	targets []target
+	id       room.ID
+	epoch    room.Epoch
+	status   room.Status
+	cause    room.Cause
+	stamp    uint64
+	targets  []target
+	required int
 
 	routed, posted, published bool
 	arriving                  bool // every rank has said Success, bytes are missing
@@ -156,7 +157,7 @@ func (n *Decode) route(ev Routed) {
 	if r == nil || r.routed || r.status.Terminal() {
 		return
 	}
-	r.routed = true
+	r.routed, r.required = true, ev.Required
 	for _, t := range ev.Targets {
 		r.targets = append(r.targets, target{Target: t})
 		n.use(t.Endpoint).rooms.add(r.id)
@@ -207,7 +208,7 @@ func (n *Decode) publish(r *recvRoom) {
 			continue
 		}
 		t.sent, r.published = true, true
-		n.do(SendMetadata{t.Endpoint, p.native(), r.id, r.epoch, r.generation, r.post.Pages, r.post.Aux, r.post.State, r.post.Prefix, t.Dummy})
+		n.do(SendMetadata{t.Endpoint, p.native(), r.id, r.epoch, r.generation, r.post.Pages, r.post.Aux, r.post.State, r.post.Prefix, r.required, t.Dummy})
 		e := note(r.id, t.Endpoint)
 		e.Pages = len(r.post.Pages)
 		n.emit(event.Published, e)
@@ -235,6 +236,7 @@ func (n *Decode) apply(ev StatusHeard) {
 		n.finish(r)
 	case room.Failed:
 		t.failed = true
+		t.silent = t.silent || ev.Refused
 		cause := ev.Cause
 		if cause.IsZero() {
 			cause = room.NewCause(room.PeerFailed, room.Decode, t.Endpoint, "")

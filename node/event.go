@@ -57,11 +57,11 @@ type Target struct {
 	Dummy    bool   // it holds nothing that this rank needs; it gets dummy metadata and sends nothing
 }
 
-// Routed tells which prefill ranks serve the room, in the order in which they are to be told. Prefill is the instance that they belong to
-// when it is known to be a kvferry one.
+// Routed tells which prefill ranks serve the room, in the order in which they are to be told.
 type Routed struct {
-	Room    room.ID
-	Targets []Target
+	Room     room.ID
+	Targets  []Target
+	Required int // decode ranks that each of them waits for, this one included
 }
 
 // Post publishes pages: the room's lease is opened and metadata goes to every target. Errors: ErrUnknownRoom, ErrPosted, ErrNoGeneration.
@@ -164,6 +164,8 @@ type StatusHeard struct {
 	Rank   int
 	Status room.Status
 	Cause  room.Cause // zero: not told
+	// Refused says that the rank does not serve this life of the room at all, so that it has written and will write nothing for it.
+	Refused bool
 }
 
 // AckHeard acknowledges an abort: rank has no write for the room any more.

@@ -235,7 +235,7 @@ func (w *world) doP(i int, a Action) {
 	case SendQuiescent:
 		w.toD(i, a.Endpoint, QuiescentHeard{a.Room, a.Epoch, a.Rank})
 	case SendRefused:
-		w.toD(i, a.Endpoint, StatusHeard{Room: a.Room, Epoch: a.Epoch, Rank: a.Rank, Status: room.Failed, Cause: a.Cause})
+		w.toD(i, a.Endpoint, StatusHeard{Room: a.Room, Epoch: a.Epoch, Rank: a.Rank, Status: room.Failed, Cause: a.Cause, Refused: true})
 	case SendAck:
 		w.toD(i, a.Endpoint, AckHeard{a.Room, a.Rank, a.Generation, true})
 	}
@@ -292,7 +292,7 @@ func (w *world) doD(j int, a Action) {
 	case SendRegistration:
 		w.toP(j, a.Endpoint, Registration{Session: me, Endpoint: me, Instance: w.inst[me]})
 	case SendMetadata:
-		m := Metadata{Room: a.Room, Session: me, Endpoint: me, Aux: a.Aux, Required: len(w.d), Prefix: a.Prefix, Dummy: a.Dummy, Native: native}
+		m := Metadata{Room: a.Room, Session: me, Endpoint: me, Aux: a.Aux, Required: a.Required, Prefix: a.Prefix, Dummy: a.Dummy, Native: native}
 		if native {
 			m.Epoch = a.Epoch
 		}
@@ -333,7 +333,7 @@ func (w *world) open(id room.ID, post bool) {
 		for i := range w.p {
 			ts = append(ts, Target{Endpoint: pEnd(i), Rank: i})
 		}
-		w.stepD(j, Routed{id, ts})
+		w.stepD(j, Routed{id, ts, len(w.d)})
 		if post {
 			w.post(j, id, 3)
 		}
@@ -417,4 +417,3 @@ func (w *world) noWithheld() {
 		}
 	}
 }
-
