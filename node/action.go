@@ -30,6 +30,9 @@ type StartWrite struct {
 	DstState       [][]int32
 }
 
+// Unregistered reports that a decode rank is not registered any more.
+type Unregistered struct{ Session string }
+
 // CancelWrite stops a write as soon as possible; WriteSettled still follows.
 type CancelWrite struct{ Write WriteID }
 
@@ -164,6 +167,7 @@ func (Connect) isAction()          {}
 func (Disconnect) isAction()       {}
 func (StartWrite) isAction()       {}
 func (CancelWrite) isAction()      {}
+func (Unregistered) isAction()     {}
 func (OpenLease) isAction()        {}
 func (SealLease) isAction()        {}
 func (RetireLease) isAction()      {}

@@ -30,13 +30,12 @@ type target struct {
 
 // recvRoom is a room on decode. It exists from OpenReceive until it is cleared and quiescent.
 type recvRoom struct {
-	id       room.ID
-	epoch    room.Epoch
-	status   room.Status
-	cause    room.Cause
-	stamp    uint64
-	targets  []target
-	required int
+	id      room.ID
+	epoch   room.Epoch
+	status  room.Status
+	cause   room.Cause
+	stamp   uint64
+	targets []target
 
 	routed, posted, published bool
 	arriving                  bool // every rank has said Success, bytes are missing
@@ -157,7 +156,7 @@ func (n *Decode) route(ev Routed) {
 	if r == nil || r.routed || r.status.Terminal() {
 		return
 	}
-	r.routed, r.required = true, ev.Required
+	r.routed = true
 	for _, t := range ev.Targets {
 		r.targets = append(r.targets, target{Target: t})
 		n.use(t.Endpoint).rooms.add(r.id)
@@ -208,7 +207,7 @@ func (n *Decode) publish(r *recvRoom) {
 			continue
 		}
 		t.sent, r.published = true, true
-		n.do(SendMetadata{t.Endpoint, p.native(), r.id, r.epoch, r.generation, r.post.Pages, r.post.Aux, r.post.State, r.post.Prefix, r.required, t.Dummy})
+		n.do(SendMetadata{t.Endpoint, p.native(), r.id, r.epoch, r.generation, r.post.Pages, r.post.Aux, r.post.State, r.post.Prefix, t.Required, t.Dummy})
 		e := note(r.id, t.Endpoint)
 		e.Pages = len(r.post.Pages)
 		n.emit(event.Published, e)

@@ -55,13 +55,13 @@ type Target struct {
 	Endpoint string // tcp://ip:port of its control socket
 	Rank     int    // its unique rank number, as in its messages
 	Dummy    bool   // it holds nothing that this rank needs; it gets dummy metadata and sends nothing
+	Required int    // decode ranks that it waits for, this one included
 }
 
 // Routed tells which prefill ranks serve the room, in the order in which they are to be told.
 type Routed struct {
-	Room     room.ID
-	Targets  []Target
-	Required int // decode ranks that each of them waits for, this one included
+	Room    room.ID
+	Targets []Target
 }
 
 // Post publishes pages: the room's lease is opened and metadata goes to every target. Errors: ErrUnknownRoom, ErrPosted, ErrNoGeneration.

@@ -47,9 +47,9 @@ func TestMetadataBeforeSender(t *testing.T) {
 			w.stepD(j, OpenReceive{7, room.Epoch(j + 1)})
 			var ts []Target
 			for i := range w.p {
-				ts = append(ts, Target{Endpoint: pEnd(i), Rank: i})
+				ts = append(ts, Target{Endpoint: pEnd(i), Rank: i, Required: len(w.d)})
 			}
-			w.stepD(j, Routed{7, ts, len(w.d)})
+			w.stepD(j, Routed{7, ts})
 			w.post(j, 7, 3)
 		}
 		w.run()
@@ -344,7 +344,7 @@ func TestLateMetadataIsAnsweredWithTheFirstCause(t *testing.T) {
 		w.stepP(0, Fail{7, room.NewCause(room.Exhausted, room.Prefill, "", "first")})
 		w.stepP(0, Clear{7})
 		w.stepD(0, OpenReceive{7, 1})
-		w.stepD(0, Routed{7, []Target{{Endpoint: pEnd(0)}}, 1})
+		w.stepD(0, Routed{7, []Target{{Endpoint: pEnd(0), Required: 1}}})
 		w.post(0, 7, 3)
 		w.run()
 		want := room.PeerFailed

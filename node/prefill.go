@@ -23,6 +23,7 @@ type Prefill struct {
 type destination struct {
 	Metadata
 	told bool // the verdict was sent to its endpoint, or must not be
+	past bool // it must not be told any more
 }
 
 type chunk struct {
@@ -51,6 +52,7 @@ type sendRoom struct {
 	stamp  uint64 // of its deadline
 
 	opened, closed bool // a sender exists; its owner has let go
+	concluded      bool
 	dsts           []*destination
 	chunks         []chunk // queued until the destinations are known
 	total          int     // pages announced, 0: none
@@ -91,7 +93,7 @@ func (n *Prefill) Step(now time.Time, ev Event) ([]Action, error) {
 	case WriteSettled:
 		n.settled(ev)
 	case Fail:
-		if r := n.rooms[ev.Room]; r != nil {
+		if r := n.rooms[ev.Room]; r != nil && !r.status.Terminal() {
 			n.conclude(r, room.Failed, ev.Cause)
 		}
 	case Clear:
@@ -216,6 +218,7 @@ func (n *Prefill) unregister(session string) {
 		p.sessions = slices.DeleteFunc(p.sessions, func(s string) bool { return s == session })
 	}
 	delete(n.sessions, session)
+	n.do(Unregistered{session})
 }
 
 func (n *Prefill) metadata(ev Metadata) {
@@ -377,14 +380,25 @@ func (n *Prefill) finish(r *sendRoom) {
 	n.rest(r)
 }
 
-// conclude gives a room its one verdict: Failed keeps the first cause. The owner is told first, then every decode endpoint that may be.
+// conclude gives a room its one verdict: the first cause is kept, and a Success after a recorded failure is that failure. The owner is told
+// first, then every decode endpoint that may be. Concluding again does nothing, but for a failure after a Success, which is told.
 func (n *Prefill) conclude(r *sendRoom, verdict room.Status, cause room.Cause) {
-	if r.status.Terminal() {
+	if r.status == room.Failed || !r.cause.IsZero() {
+		verdict = room.Failed
+	}
+	if verdict == room.Failed && r.cause.IsZero() {
+		r.cause = cause
+		if cause.IsZero() {
+			r.cause = room.NewCause(room.Internal, room.Prefill, "", "the room failed without a cause")
+		}
+	}
+	if r.concluded && verdict == r.status {
 		return
 	}
-	if verdict == room.Failed {
-		r.cause = cause
+	for _, d := range r.dsts {
+		d.told = d.told && d.past // a failure after a Success
 	}
+	r.concluded = true
 	r.stamp = 0
 	r.chunks = nil
 	for _, w := range r.outstanding {
@@ -394,7 +408,7 @@ func (n *Prefill) conclude(r *sendRoom, verdict room.Status, cause room.Cause) {
 	}
 	n.set(r, verdict)
 	e := note(r.id, "")
-	e.Status, e.Cause = verdict, cause
+	e.Status, e.Cause = verdict, r.cause
 	n.emit(event.Verdict, e)
 	if len(r.outstanding) > 0 {
 		n.arm(r.id, timerSettle, n.cfg.Settle)
@@ -488,7 +502,9 @@ func (n *Prefill) abort(ev AbortHeard) {
 	if ev.HasGeneration && ev.Endpoint != "" {
 		r.owe(ackTarget{ev.Endpoint, ev.Generation})
 	}
-	n.conclude(r, room.Failed, cause)
+	if !r.status.Terminal() {
+		n.conclude(r, room.Failed, cause)
+	}
 	n.rest(r)
 	if r.quiet && !r.poisoned {
 		n.calm(ev)
@@ -529,7 +545,9 @@ func (n *Prefill) clear(id room.ID) {
 		return
 	}
 	r.closed = true
-	n.conclude(r, room.Failed, room.NewCause(room.Aborted, room.Prefill, "", "the owner let the room go"))
+	if !r.status.Terminal() {
+		n.conclude(r, room.Failed, room.NewCause(room.Aborted, room.Prefill, "", "the owner let the room go"))
+	}
 	n.rest(r)
 }
 
@@ -599,7 +617,9 @@ func (n *Prefill) lose(p *peer, cause room.Cause) {
 	for _, id := range slices.Clone(p.rooms.list) {
 		r := n.rooms[id]
 		for _, d := range r.dsts {
-			d.told = d.told || d.Endpoint == p.endpoint
+			if d.Endpoint == p.endpoint {
+				d.told, d.past = true, true
+			}
 		}
 		r.acks = slices.DeleteFunc(r.acks, func(a ackTarget) bool { return a.endpoint == p.endpoint })
 		for _, w := range r.outstanding {
@@ -607,7 +627,9 @@ func (n *Prefill) lose(p *peer, cause room.Cause) {
 				n.do(CancelWrite{w.id}) // conclude cancels those to native peers
 			}
 		}
-		n.conclude(r, room.Failed, cause)
+		if !r.status.Terminal() {
+			n.conclude(r, room.Failed, cause)
+		}
 	}
 }
 
@@ -625,7 +647,7 @@ func (n *Prefill) tick() {
 		case t.kind == timerSettle && len(r.outstanding) > 0:
 			r.poisoned = true
 			for _, d := range r.dsts {
-				d.told = true // what is still under way may land at any time: this decode must not learn that its pages are free
+				d.told, d.past = true, true // what is still under way may land at any time: this decode must not learn that its pages are free
 			}
 		case t.kind == timerDeadline && t.stamp == r.stamp && !r.status.Terminal():
 			what := "decode published no pages within %v"

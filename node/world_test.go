@@ -331,9 +331,9 @@ func (w *world) open(id room.ID, post bool) {
 		w.stepD(j, OpenReceive{id, room.Epoch(w.rng.Uint64() | 1)})
 		var ts []Target
 		for i := range w.p {
-			ts = append(ts, Target{Endpoint: pEnd(i), Rank: i})
+			ts = append(ts, Target{Endpoint: pEnd(i), Rank: i, Required: len(w.d)})
 		}
-		w.stepD(j, Routed{id, ts, len(w.d)})
+		w.stepD(j, Routed{id, ts})
 		if post {
 			w.post(j, id, 3)
 		}
