@@ -2,7 +2,6 @@ package room
 
 import (
 	"fmt"
-	"net/http"
 	"strings"
 	"unicode/utf8"
 )
@@ -58,22 +57,22 @@ var codeTable = [endCode]struct {
 }{
 	Aborted:        {"aborted", 499, 10, ClassCancelled, "the request was aborted"},
 	ClientGone:     {"client_gone", 499, 10, ClassCancelled, "the client went away"},
-	PeerFailed:     {"peer_failed", http.StatusBadGateway, 11, ClassRetry, "the other side reported a failure"},
-	PeerAborted:    {"peer_aborted", http.StatusBadGateway, 11, ClassRetry, "the other side gave the request up"},
-	PeerDead:       {"peer_dead", http.StatusBadGateway, 11, ClassRetry, "the other side is gone"},
-	PeerSilent:     {"peer_silent", http.StatusGatewayTimeout, 11, ClassRetry, "the other side shows no sign of life"},
-	PeerRestarted:  {"peer_restarted", http.StatusBadGateway, 11, ClassRetry, "the other side was restarted"},
-	TransferFailed: {"transfer_failed", http.StatusBadGateway, 12, ClassRetry, "a write of KV failed"},
-	Incomplete:     {"incomplete", http.StatusBadGateway, 12, ClassRetry, "the KV did not arrive whole"},
-	Corrupt:        {"corrupt", http.StatusBadGateway, 12, ClassCorrupt, "the KV arrived damaged"},
-	Timeout:        {"timeout", http.StatusGatewayTimeout, 13, ClassRetry, "no progress within the deadline"},
-	Incompatible:   {"incompatible", http.StatusBadGateway, 14, ClassInvalid, "the two sides can't exchange KV"},
-	Invalid:        {"invalid", http.StatusBadRequest, 2, ClassInvalid, "the request can't be served as it is"},
-	Superseded:     {"superseded", http.StatusConflict, 15, ClassConflict, "another request uses the same room number"},
-	Exhausted:      {"exhausted", http.StatusTooManyRequests, 16, ClassExhausted, "no capacity left"},
-	Unavailable:    {"unavailable", http.StatusServiceUnavailable, 17, ClassRetry, "not reachable"},
-	Draining:       {"draining", http.StatusServiceUnavailable, 17, ClassRetry, "going out of service"},
-	Internal:       {"internal", http.StatusInternalServerError, 70, ClassInternal, "internal error"},
+	PeerFailed:     {"peer_failed", 502, 11, ClassRetry, "the other side reported a failure"},
+	PeerAborted:    {"peer_aborted", 502, 11, ClassRetry, "the other side gave the request up"},
+	PeerDead:       {"peer_dead", 502, 11, ClassRetry, "the other side is gone"},
+	PeerSilent:     {"peer_silent", 504, 11, ClassRetry, "the other side shows no sign of life"},
+	PeerRestarted:  {"peer_restarted", 502, 11, ClassRetry, "the other side was restarted"},
+	TransferFailed: {"transfer_failed", 502, 12, ClassRetry, "a write of KV failed"},
+	Incomplete:     {"incomplete", 502, 12, ClassRetry, "the KV did not arrive whole"},
+	Corrupt:        {"corrupt", 502, 12, ClassCorrupt, "the KV arrived damaged"},
+	Timeout:        {"timeout", 504, 13, ClassRetry, "no progress within the deadline"},
+	Incompatible:   {"incompatible", 502, 14, ClassInvalid, "the two sides can't exchange KV"},
+	Invalid:        {"invalid", 400, 2, ClassInvalid, "the request can't be served as it is"},
+	Superseded:     {"superseded", 409, 15, ClassConflict, "another request uses the same room number"},
+	Exhausted:      {"exhausted", 429, 16, ClassExhausted, "no capacity left"},
+	Unavailable:    {"unavailable", 503, 17, ClassRetry, "not reachable"},
+	Draining:       {"draining", 503, 17, ClassRetry, "going out of service"},
+	Internal:       {"internal", 500, 70, ClassInternal, "internal error"},
 }
 
 // Codes lists all codes in order.
@@ -164,6 +163,7 @@ func (s Side) Other() Side {
 		return Decode
 	case Decode:
 		return Prefill
+	case Gateway:
 	}
 	return 0
 }
