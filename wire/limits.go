@@ -30,8 +30,10 @@ const (
 	MaxStaging = 1 << 48
 	// MaxAuxBytes bounds the content of one AUX_DATA message.
 	MaxAuxBytes = 16 << 20
-	// MaxBlob bounds opaque descriptors: the native geometry, NIXL's agent metadata is bounded by MaxAgentMetadata.
+	// MaxBlob bounds an opaque descriptor: the native geometry, Mori's engine and memory descriptors.
 	MaxBlob = 64 << 10
+	// MaxAgentMetadata bounds NIXL's agent metadata, which grows with the registered regions.
+	MaxAgentMetadata = 4 << 20
 	// MaxQueuedRooms bounds the rooms of one keep-alive.
 	MaxQueuedRooms = 1 << 16
 	// MaxText bounds reasons and causes in bytes. Longer ones are cut, not refused: losing the message would be worse.

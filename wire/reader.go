@@ -159,6 +159,8 @@ func (r *reader) status(i int) room.Status {
 
 func (r *reader) epoch(i int) room.Epoch { return room.Epoch(r.uint(i, "epoch", 0, 1<<64-1)) }
 
+func (r *reader) seq(i int) uint64 { return r.uint(i, "seq", 0, 1<<64-1) }
+
 // addr reads two frames, host and port.
 func (r *reader) addr(i int) Addr {
 	if r.err != nil {
