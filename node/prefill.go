@@ -465,7 +465,8 @@ func (n *Prefill) rest(r *sendRoom) {
 }
 
 func (n *Prefill) acknowledge(r *sendRoom) {
-	if r.poisoned {
+	if r.poisoned { // no acknowledgement, ever
+		r.acks = nil
 		return
 	}
 	for _, a := range r.acks {
@@ -528,11 +529,14 @@ func (r *sendRoom) knows(e room.Epoch) bool {
 	return len(r.dsts) == 0
 }
 
-// owe keeps one acknowledgement per endpoint, the newest generation.
+// owe keeps one acknowledgement per endpoint, for the abort that came last; a poisoned room owes none.
 func (r *sendRoom) owe(a ackTarget) {
+	if r.poisoned {
+		return
+	}
 	for i := range r.acks {
 		if r.acks[i].endpoint == a.endpoint {
-			r.acks[i].generation = max(r.acks[i].generation, a.generation)
+			r.acks[i] = a
 			return
 		}
 	}
