@@ -239,7 +239,7 @@ func (c *conn) command(body []byte) error {
 // named gives an error of the socket the name that callers test for.
 func (c *conn) named(err error) error {
 	switch {
-	case errors.Is(err, io.EOF):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrClosedPipe): // the latter from net.Pipe
 		return ErrPeerClosed
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%w: no READY within %v, %d bytes came", ErrHandshakeTimeout, c.cfg.HandshakeTimeout, c.peer.bytesIn.Load())
@@ -322,7 +322,6 @@ type pinger struct {
 	conn  *conn
 	timer *time.Timer
 	c     <-chan time.Time
-	last  time.Duration // since born
 }
 
 func newPinger(c *conn) *pinger {
@@ -342,20 +341,16 @@ func (p *pinger) stop() {
 
 // tick queues a PING if the peer has been silent for the interval, and sets the timer again.
 //
-// A paused PULL pings only peers with application properties: a libzmq PUSH may have closed with messages still in its kernel's send buffer,
-// and bytes that reach a closed socket make its kernel throw them away. Our own Push closes only when its peer has read everything.
+// A libzmq PUSH that closes may leave messages in its kernel's send buffer, and bytes that reach a closed socket make its kernel throw those
+// away. So a peer that may be libzmq gets no PING while its bytes wait in our socket: it is we who are silent then. Our own Push, known by
+// its application properties, stays until its peer has read everything, and is pinged all the same, to hear from us.
 func (p *pinger) tick() {
 	c, interval := p.conn, p.conn.cfg.PingInterval
-	c.mu.Lock()
-	up := c.up
-	c.mu.Unlock()
-	now := time.Since(c.peer.born)
-	silent := now - time.Duration(c.peer.lastIn.Load())
-	if wait := interval - silent; wait > 0 {
+	if wait := interval - (time.Since(c.peer.born) - time.Duration(c.peer.lastIn.Load())); wait > 0 {
 		p.timer.Reset(wait)
 		return
 	}
-	if up && c.minor >= 1 && (!c.peer.paused.Load() || len(c.peer.props) > 0) {
+	if c.isUp() && c.minor >= 1 && (len(c.peer.props) > 0 || unread(c.nc) == 0) {
 		c.control(pingFrame)
 	}
 	p.timer.Reset(interval)

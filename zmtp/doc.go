@@ -7,7 +7,7 @@
 //
 // # Delivery
 //
-// As in libzmq: messages arrive in order and whole or not at all, and at most once. A Push keeps what it was given while there is no
+// As in libzmq: messages arrive whole or not at all, in order on one connection, and at most once. A Push keeps what it was given while there is no
 // connection, and takes up again with the first message that the kernel had not wholly taken when a connection ended. What the kernel had
 // taken is lost with the connection; the Down event says how many messages were written to it.
 //

@@ -115,7 +115,7 @@ func (q *inbox) put(l *lane, ms []message) error {
 		need += m.cost - m.reserved
 	}
 	// A batch may overshoot by what it has in hand already, which is at most one read buffer.
-	if err := q.fit(l, min(need, 1)); err != nil {
+	if err := q.fit(l, 0); err != nil {
 		return err
 	}
 	for _, m := range ms {
@@ -181,7 +181,8 @@ func (q *inbox) fit(l *lane, n int) error {
 
 // wait gives up the lock until c, the connection's end, or a tick, which evicts.
 func (q *inbox) wait(l *lane, c <-chan struct{}, tick <-chan time.Time) error {
-	l.conn.peer.paused.Store(true)
+	peer := l.conn.peer
+	peer.paused.Store(true)
 	q.mu.Unlock()
 	var err error
 	var evict bool
@@ -193,7 +194,7 @@ func (q *inbox) wait(l *lane, c <-chan struct{}, tick <-chan time.Time) error {
 		err = l.conn.cause()
 	}
 	q.mu.Lock()
-	l.conn.peer.paused.Store(false)
+	peer.paused.Store(false)
 	if evict {
 		q.evict()
 	}

@@ -302,10 +302,5 @@ func parseError(data []byte) string {
 	return fmt.Sprintf("%q", clip(data))
 }
 
-func appendError(b []byte, reason string) []byte {
-	reason = reason[:min(len(reason), 255)]
-	return appendCommand(b, cmdError, appendCommandName(nil, reason))
-}
-
 // clip bounds what a peer's bytes may take up in an error text.
 func clip(b []byte) []byte { return b[:min(len(b), 64)] }
