@@ -97,6 +97,9 @@ func (c *conn) serve(onUp func(), deliver func(message) error) (wasUp bool, caus
 	}
 	c.fail(c.named(err))
 	<-writer
+	if c.queue != nil {
+		c.queue.detach()
+	}
 	c.peer.down.Store(true)
 	c.dec = nil // a Peer may be kept long, its buffers need not
 	return wasUp, c.cause()
@@ -112,7 +115,9 @@ func (c *conn) setUp() {
 	c.mu.Lock()
 	c.up = true
 	c.mu.Unlock()
-	c.signal()
+	if c.queue != nil {
+		c.queue.attach(c)
+	}
 }
 
 // finish ends our direction once the writer is idle; the peer answers by ending its own when it has read everything. A connection that
@@ -254,9 +259,9 @@ func (c *conn) writeLoop() {
 	ping := newPinger(c)
 	defer ping.stop()
 	var (
-		spare []byte
-		b     batch
-		vec   net.Buffers
+		ctl, spare []byte
+		b          batch
+		vec        net.Buffers
 	)
 	for {
 		select {
@@ -264,25 +269,26 @@ func (c *conn) writeLoop() {
 			ping.tick()
 		default:
 		}
-		c.mu.Lock()
-		ctl, up, last := c.ctl, c.up, c.last
-		c.ctl, spare = spare[:0], nil
-		c.mu.Unlock()
-		if last {
-			if err := c.nc.(closeWriter).CloseWrite(); err != nil {
-				c.fail(c.named(err))
+		cut, ok, last := false, true, false
+		vec = append(vec[:0], nil) // the first is for control bytes
+		if c.queue != nil {
+			vec, cut, ok = c.queue.begin(&b, vec)
+		}
+		if ctl = nil; ok && !cut {
+			c.mu.Lock()
+			ctl, last = c.ctl, c.last
+			c.ctl = spare[:0]
+			c.mu.Unlock()
+			vec[0], spare = ctl, ctl
+		}
+		if !ok || len(vec) == 1 && len(ctl) == 0 || last {
+			if ok && c.queue != nil {
+				c.queue.end(&b, 0, nil)
 			}
-			return
-		}
-		vec = vec[:0]
-		if len(ctl) > 0 {
-			vec = append(vec, ctl)
-		}
-		if up && c.queue != nil {
-			vec = c.queue.take(&b, vec)
-		}
-		if len(vec) == 0 {
-			spare = ctl
+			if last {
+				c.closeWrite()
+				return
+			}
 			select {
 			case <-c.wake:
 			case <-ping.c:
@@ -293,10 +299,11 @@ func (c *conn) writeLoop() {
 			continue
 		}
 		n, err := c.write(vec)
-		c.peer.bytesOut.Add(uint64(n))
+		messages := 0
 		if c.queue != nil {
-			c.peer.messagesOut.Add(uint64(c.queue.written(&b, max(n-len(ctl), 0), err)))
+			messages = c.queue.end(&b, max(n-len(ctl), 0), err)
 		}
+		c.wrote(n, messages)
 		if err != nil {
 			// A PULL reads on to the end: what the peer sent before it went is still to be had.
 			if c.queue != nil {
@@ -304,11 +311,25 @@ func (c *conn) writeLoop() {
 			}
 			return
 		}
-		spare = ctl
 	}
 }
 
+func (c *conn) closeWrite() {
+	if err := c.nc.(closeWriter).CloseWrite(); err != nil {
+		c.fail(c.named(err))
+	}
+}
+
+// wrote counts what the kernel has taken.
+func (c *conn) wrote(bytes, messages int) {
+	c.peer.bytesOut.Add(uint64(bytes))
+	c.peer.messagesOut.Add(uint64(messages))
+}
+
 func (c *conn) write(vec net.Buffers) (int, error) {
+	if len(vec[0]) == 0 {
+		vec = vec[1:]
+	}
 	if len(vec) == 1 {
 		return c.nc.Write(vec[0])
 	}

@@ -196,7 +196,8 @@ func TestMemoryFollowsTheBytesSent(t *testing.T) {
 func TestFloodIsBounded(t *testing.T) {
 	const total = 4 << 20
 	limits := Limits{MaxFrame: 1 << 20, MaxMessage: 2 << 20, QueueMessages: 100, QueueBytes: 2 << 20, ReadAhead: 64 << 10, TotalBytes: total}
-	pull := listen(t, Config{Limits: limits, PingInterval: 20 * time.Millisecond})
+	var ev events
+	pull := listen(t, Config{Events: ev.add, Limits: limits, PingInterval: 20 * time.Millisecond})
 	for range 8 {
 		push := dial(t, pull.Endpoint(), Config{Limits: Limits{QueueMessages: 100}})
 		go func() {
@@ -226,6 +227,13 @@ func TestFloodIsBounded(t *testing.T) {
 		}
 		seen[m.Peer]++
 	}
+	ev.mu.Lock()
+	for _, e := range ev.all {
+		if e.Kind != Up {
+			t.Errorf("%v: %v", e.Kind, e.Cause)
+		}
+	}
+	ev.mu.Unlock()
 	if len(seen) != 8 {
 		t.Errorf("%d of 8 connections got through", len(seen))
 	}

@@ -3,6 +3,8 @@ package zmtp
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +13,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if role := os.Getenv(benchRole); role != "" {
+		if err := benchPeer(role); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	goleak.VerifyTestMain(m)
 }
 
