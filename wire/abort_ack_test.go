@@ -42,7 +42,7 @@ func TestAbortAckVector(t *testing.T) {
 			t.Errorf("line %d: written %q, want %q", line, want.AppendFrames(nil), v.Encoded)
 		}
 		if !ok || want.Rank < 0 {
-			if !isRefusal(err) || !sameFrames(v.Encoded, v.Frames) || string(v.Frames[3]) != "-2" || want.Generation != -2 {
+			if !isRefusal(err) || !sameFrames(v.Encoded, v.Frames) || string(v.Frames[1]) != v.Parsed.Room || string(v.Frames[3]) != "-2" || want.Generation != -2 {
 				t.Errorf("line %d: %q should be refused, we read %+v, %v", line, v.Frames, got, err)
 			}
 			return

@@ -60,9 +60,12 @@ func TestStagingChunkReadyVector(t *testing.T) {
 			t.Errorf("line %d: taken %v, want %v", line, taken, *v.Taken)
 		}
 		texts := textsOf(v.Frames)
+		if *v.KnownRoom != 7 {
+			t.Errorf("line %d: known room %d", line, *v.KnownRoom)
+		}
 		strict := err == nil && uint64(got.Room) == *v.KnownRoom
 		if len(*v.Arrived) == 0 {
-			if strict || (!isRefusal(err) && texts[1] != "8") || *v.KnownRoom != 7 {
+			if strict || (!isRefusal(err) && texts[1] != "8") {
 				t.Errorf("line %d: SGLang drops %q, we read %+v, %v", line, texts, got, err)
 			}
 			return

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -89,22 +90,27 @@ func (v receivedRow[T]) sound(t testing.TB, line int, backend string, err error)
 		t.Errorf("line %d: backend %q, parsed %v, raised %v", line, v.Backend, v.Parsed != nil, v.Raised)
 		return false
 	}
-	if v.Raised != nil {
-		want := ErrRange
-		if *v.Raised == "IndexError" { // too few frames
-			want = ErrTruncated
-		} else if *v.Raised != "ValueError" {
-			t.Errorf("line %d: SGLang raises %s", line, *v.Raised)
-		}
-		if !isRefusal(err) || (want == ErrTruncated && !slices.Contains([]error{err.(*Error).Kind}, ErrTruncated)) {
-			t.Errorf("line %d: SGLang raises %s on %q, we return %v", line, *v.Raised, v.Frames, err)
-		}
-		if want == ErrRange && err != nil && err.(*Error).Index < 0 {
-			t.Errorf("line %d: SGLang raises %s on %q, which is about a frame, we return %v", line, *v.Raised, v.Frames, err)
-		}
+	if v.Raised == nil {
+		return true
+	}
+	var e *Error
+	if !errors.As(err, &e) || !isRefusal(err) {
+		t.Errorf("line %d: SGLang raises %s on %q, we return %v", line, *v.Raised, v.Frames, err)
 		return false
 	}
-	return true
+	switch *v.Raised {
+	case "IndexError": // too few frames
+		if e.Index >= 0 || !errors.Is(err, ErrTruncated) {
+			t.Errorf("line %d: SGLang misses a frame of %q, we return %v", line, v.Frames, err)
+		}
+	case "ValueError": // what is in a frame
+		if e.Index < 0 {
+			t.Errorf("line %d: SGLang refuses a frame of %q, we return %v", line, v.Frames, err)
+		}
+	default:
+		t.Errorf("line %d: SGLang raises %s", line, *v.Raised)
+	}
+	return false
 }
 
 func (v receivedRow[T]) guarded(guard string) [][]byte {

@@ -59,11 +59,21 @@ func TestReceiverMessagesMoriVector(t *testing.T) {
 				StateIndices: numLists[int32](*p.StateIndices), Required: *p.Required, Prefix: deref(p.Prefix), Dummy: *p.Dummy,
 			}
 			if want.Dummy {
+				if state := stateOf(t, v.Frames, 6); !reflect.DeepEqual(want.StateIndices, state) {
+					t.Errorf("line %d: state indices %v, want %v", line, want.StateIndices, state)
+				}
 				want.StateIndices = nil
 			}
 			if !ok {
 				if !errors.Is(err, ErrRange) {
 					t.Errorf("line %d: %q should be refused, got %+v, %v", line, v.Frames, got, err)
+				}
+				if p := pythonInts(frames[1:2]); p != *v.Parsed.Room {
+					t.Errorf("line %d: room %s, want %s", line, *v.Parsed.Room, p)
+				}
+				want.Room = 7
+				if got, err = ParseMoriMetadata(with(frames, 1, "7")); err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("line %d: repaired: got %+v, %v\nwant %+v", line, got, err, want)
 				}
 			} else if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("line %d: %q\n got %+v, %v\nwant %+v", line, v.Frames, got, err, want)
@@ -80,6 +90,10 @@ func TestReceiverMessagesMoriVector(t *testing.T) {
 			if want.DCPRank >= want.DCPSize {
 				if !errors.Is(err, ErrRange) {
 					t.Errorf("line %d: %+v should be refused, got %+v, %v", line, want, got, err)
+				}
+				want.DCPSize += 2
+				if got, err = ParseMoriRegistration(with(frames, 14, "3")); err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("line %d: repaired: got %+v, %v\nwant %+v", line, got, err, want)
 				}
 				return
 			}

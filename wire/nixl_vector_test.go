@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"reflect"
+	"strconv"
 	"testing"
 
 	"github.com/kvferry/kvferry/internal/vectors"
@@ -70,9 +71,33 @@ func TestReceiverMessagesNixlVector(t *testing.T) {
 				if !errors.Is(err, ErrRange) {
 					t.Errorf("line %d: %q should be refused, got %+v, %v", line, v.Frames, got, err)
 				}
+				repaired := frames
+				switch {
+				case !ok:
+					if p := pythonInts(frames[1:2]); p != v.Parsed.Room {
+						t.Errorf("line %d: room %s, want %s", line, v.Parsed.Room, p)
+					}
+					want.Room, repaired = 7, with(frames, 1, "7")
+				case want.Aux < 0:
+					if string(v.Frames[5]) != strconv.Itoa(int(want.Aux)) {
+						t.Errorf("line %d: aux slot %d", line, want.Aux)
+					}
+					want.Aux, repaired = 7, with(frames, 6, "7")
+				default: // the flag says dummy, everything else is of a message that is none
+					if !want.Dummy {
+						t.Errorf("line %d: flag %q, but no dummy", line, v.Frames[9])
+					}
+					want.Dummy, repaired = false, with(frames, 10, "0")
+				}
+				if got, err = ParseNixlMetadata(repaired); err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("line %d: repaired: got %+v, %v\nwant %+v", line, got, err, want)
+				}
 				return
 			}
 			if want.Dummy {
+				if state := stateOf(t, v.Frames, 7); !reflect.DeepEqual(want.StateIndices, state) {
+					t.Errorf("line %d: state indices %v, want %v", line, want.StateIndices, state)
+				}
 				want.StateIndices = nil
 			}
 			if err != nil || !reflect.DeepEqual(got, want) {
@@ -90,6 +115,10 @@ func TestReceiverMessagesNixlVector(t *testing.T) {
 			if want.DCPRank >= want.DCPSize {
 				if !errors.Is(err, ErrRange) {
 					t.Errorf("line %d: %+v should be refused, got %+v, %v", line, want, got, err)
+				}
+				want.DCPSize += 2
+				if got, err = ParseNixlRegistration(with(frames, 22, "3")); err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("line %d: repaired: got %+v, %v\nwant %+v", line, got, err, want)
 				}
 				return
 			}

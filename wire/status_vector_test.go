@@ -2,7 +2,10 @@ package wire
 
 import (
 	"errors"
+	"math/big"
 	"regexp"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/kvferry/kvferry/internal/vectors"
@@ -55,6 +58,13 @@ func TestParseStatusVector(t *testing.T) {
 			ok = ok && onlyDigits.Match(f)
 		}
 		if !ok || !room.Status(v.Parsed.Status).Valid() || v.Parsed.Rank < 0 {
+			reading := strings.Join([]string{v.Parsed.Room, strconv.Itoa(v.Parsed.Status), strconv.Itoa(v.Parsed.Rank)}, " ")
+			if python := pythonInts(numbers); python != reading {
+				t.Errorf("line %d: %q is %q in Python, parsed as %q", line, v.Frames, python, reading)
+			}
+			if v.Parsed.Reason != nil {
+				t.Errorf("line %d: reason %q", line, *v.Parsed.Reason)
+			}
 			if refused++; !errors.Is(err, ErrRange) {
 				t.Errorf("line %d: %q should be refused, we read %+v, %v", line, v.Frames, got, err)
 			}
@@ -70,6 +80,19 @@ func TestParseStatusVector(t *testing.T) {
 		}
 	})
 	t.Logf("%d read as SGLang reads them, %d refused although SGLang takes them", taken, refused)
+}
+
+// pythonInts is how Python reads and prints numbers.
+func pythonInts(frames [][]byte) string {
+	var texts []string
+	for _, f := range frames {
+		n, ok := new(big.Int).SetString(strings.ReplaceAll(strings.TrimSpace(string(f)), "_", ""), 10)
+		if !ok {
+			return "no number"
+		}
+		texts = append(texts, n.String())
+	}
+	return strings.Join(texts, " ")
 }
 
 // parseStatusOf also gives the frames with numbers in them.

@@ -105,6 +105,23 @@ func numLists[T number, S ~uint64 | ~int64](in [][]S) [][]T {
 	return out
 }
 
+// with is frames with another frame i: rows that kvferry refuses are repaired and read, so that the rest of SGLang's reading is compared too.
+func with(frames [][]byte, i int, frame string) [][]byte {
+	frames = slices.Clone(frames)
+	frames[i] = []byte(frame)
+	return frames
+}
+
+// stateOf reads packed state indices where our reader does not look at them.
+func stateOf(t testing.TB, frames [][]byte, i int) [][]int32 {
+	r := newReader("state", frames)
+	lists := readLists[int32](&r, i, "state", MaxStateLists, MaxStateEntries)
+	if r.err != nil {
+		t.Error(r.err)
+	}
+	return lists
+}
+
 func deref[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
