@@ -350,6 +350,24 @@ func (r *recvRoom) writersSilent() bool {
 	return true
 }
 
+// Silent is how many prefill ranks are known to write nothing more for a life of a room, while it is known.
+func (n *Decode) Silent(id room.ID, e room.Epoch) int {
+	r := n.life(id, e)
+	if r == nil {
+		r = n.withheld[e]
+	}
+	if r == nil {
+		return 0
+	}
+	count := 0
+	for _, t := range r.targets {
+		if t.silent {
+			count++
+		}
+	}
+	return count
+}
+
 // prove frees the room's generation for another room once its writers are silent.
 func (n *Decode) prove(r *recvRoom) {
 	if !r.sealed || !r.idle || r.retired || !r.writersSilent() {

@@ -193,9 +193,9 @@ func (Dialect) Registration(in *backend.Introduction, native bool) [][]byte {
 	return m.AppendFrames(nil)
 }
 
-// Metadata implements backend.Dialect.
+// Metadata implements backend.Dialect. Without an aux region slot 0 is named, since an empty frame would say that this is a dummy.
 func (Dialect) Metadata(a node.SendMetadata, self *backend.Introduction) [][]byte {
-	m := wire.MooncakeMetadata{Room: a.Room, Addr: addr(self), Session: self.Session, Pages: a.Pages, Aux: a.Aux, StateIndices: a.State, Required: a.Required, Prefix: a.Prefix, Dummy: a.Dummy}
+	m := wire.MooncakeMetadata{Room: a.Room, Addr: addr(self), Session: self.Session, Pages: a.Pages, Aux: max(a.Aux, 0), StateIndices: a.State, Required: a.Required, Prefix: a.Prefix, Dummy: a.Dummy}
 	if a.Native {
 		m.Epoch = a.Epoch
 	}

@@ -1,0 +1,218 @@
+package handoff
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvferry/kvferry/backend"
+	"github.com/kvferry/kvferry/kvlayout"
+	"github.com/kvferry/kvferry/node"
+	"github.com/kvferry/kvferry/room"
+	"github.com/kvferry/kvferry/transfer"
+	"github.com/kvferry/kvferry/zmtp"
+)
+
+// Prefill is one prefill rank: it learns where decode ranks want a room's pages, and writes them there. All methods are safe for
+// concurrent use and none but Close waits for a peer.
+type Prefill struct {
+	*rank
+	cfg    PrefillConfig
+	mem    *memory
+	plans  map[string]*plan // by decode session; under mu
+	writes map[node.WriteID]*flight
+}
+
+// PrefillConfig describes a prefill rank.
+type PrefillConfig struct {
+	Control
+	Memory   Memory
+	Geometry kvlayout.Geometry // of this rank
+	Engine   transfer.Engine
+	Node     node.Config // times; the rest is set here
+}
+
+// flight is a write under way.
+type flight struct {
+	mu       sync.Mutex
+	handle   transfer.Handle
+	canceled bool
+}
+
+// NewPrefill binds the rank's control socket and starts its goroutines: one that receives, one that ticks, and one for each write under
+// way. The engine and the memory stay the caller's and must outlive Close.
+func NewPrefill(ctx context.Context, cfg PrefillConfig) (*Prefill, error) {
+	mem, err := measure(cfg.Memory)
+	if err != nil {
+		return nil, err
+	}
+	nc := cfg.Node
+	nc.Rank, nc.Pages = UniqueRank(cfg.Geometry), mem.pages
+	n := node.NewPrefill(nc)
+	r, err := newRank(ctx, room.Prefill, cfg.Control, n, n.Ledger)
+	if err != nil {
+		return nil, err
+	}
+	p := &Prefill{rank: r, cfg: cfg, mem: mem, plans: map[string]*plan{}, writes: map[node.WriteID]*flight{}}
+	r.act = p.carry
+	r.start(p.receive)
+	return p, nil
+}
+
+// UniqueRank is the number by which a prefill rank names itself in its messages.
+func UniqueRank(g kvlayout.Geometry) int {
+	return kvlayout.Topology{TP: g.TP, CP: 1, PP: g.PP}.Unique(kvlayout.Rank{TP: g.TPRank, PP: g.PPRank})
+}
+
+// Pages is the rank's page pool.
+func (p *Prefill) Pages() Pages { return Pages{p.rank} }
+
+// Endpoint is the rank's control socket as its peers reach it.
+func (p *Prefill) Endpoint() string { return p.pull.Endpoint() }
+
+// Counts are the sizes of all tables.
+func (p *Prefill) Counts() Counts { return p.counts() }
+
+// Close fails every room as draining, waits until no write reads their pages or ctx ends, and gives the sockets back.
+func (p *Prefill) Close(ctx context.Context) error {
+	return p.close(ctx, room.NewCause(room.Draining, room.Prefill, "", "the prefill rank is closing"))
+}
+
+// Sender is one room on a prefill rank.
+type Sender struct {
+	half
+	p *Prefill
+}
+
+// Chunk is what one prefill step has computed.
+type Chunk struct {
+	Pages []int32   // physical pages, in order of position, after decode's prefix; read until Quiescent
+	Aux   int       // aux slot, read when Last; -1: none
+	State [][]int32 // items per state component, read when Last
+	Last  bool
+}
+
+// Send makes the sender of a room; decode makes itself known by its metadata, before or after. Errors: node.ErrDuplicate while the room has
+// a sender here, ErrClosed.
+func (p *Prefill) Send(id room.ID) (*Sender, error) {
+	tx := &Sender{half: newHalf(id, p.rank), p: p}
+	if err := p.enter(&tx.half, node.OpenSend{Room: id}); err != nil {
+		return nil, err
+	}
+	return tx, nil
+}
+
+// Prefix is how many tokens decode already holds; it is known once Ready is closed. Chunks begin after it.
+func (tx *Sender) Prefix() int {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	return tx.prefix
+}
+
+// Chunk queues a chunk and returns. It is written as soon as decode has published its pages. The room holds the pages until it is
+// quiescent, whatever the caller does with its own hold. On a room that has its verdict it does nothing. Errors: node.ErrAfterLast,
+// node.ErrPages, node.ErrUnknownRoom after Clear.
+func (tx *Sender) Chunk(c Chunk) error {
+	if err := tx.p.mem.check(c.Aux, c.State, false); err != nil {
+		return fmt.Errorf("room %d: %w", tx.id, err)
+	}
+	if err := tx.rank.stepFor(&tx.half, node.Chunk{Room: tx.id, Pages: c.Pages, Aux: int32(c.Aux), State: c.State, Last: c.Last}); err != nil {
+		return fmt.Errorf("room %d: chunk of %d pages: %w", tx.id, len(c.Pages), err)
+	}
+	return nil
+}
+
+// receive reads one control message.
+func (p *Prefill) receive(m zmtp.Message) {
+	from := backend.From{Instance: instanceOf(m.Peer), Remote: m.Peer.Remote().String()}
+	ev, in, kind, err := p.cfg.Dialect.ReadPrefill(m.Frames, from)
+	if err != nil {
+		p.unwanted(kind, err, m.Peer)
+		return
+	}
+	if in == nil {
+		_ = p.step(ev)
+		return
+	}
+	reg := node.Registration{Session: in.Session, Endpoint: endpointOf(in.Host, in.Port), Instance: from.Instance}
+	pl, err := newPlan(p.cfg.Geometry, p.mem, in)
+	if err != nil {
+		reg.Refused = err.Error()
+		p.log.Warn("a decode rank can't be served", "session", in.Session, "peer", reg.Endpoint, "error", err)
+	}
+	p.under(func() {
+		p.plans[in.Session] = pl
+		_ = p.locked(reg)
+	})
+}
+
+// carry does the actions that only prefill has. It runs under mu.
+func (p *Prefill) carry(a node.Action) {
+	switch a := a.(type) {
+	case node.StartWrite:
+		f := &flight{}
+		p.writes[a.Write] = f
+		pl := p.plans[a.Session]
+		p.wg.Go(func() { p.write(f, pl, a) })
+	case node.CancelWrite:
+		if f := p.writes[a.Write]; f != nil {
+			p.wg.Go(f.cancel)
+		}
+	case node.Unregistered:
+		delete(p.plans, a.Session)
+	}
+}
+
+func (f *flight) cancel() {
+	f.mu.Lock()
+	f.canceled = true
+	h := f.handle
+	f.mu.Unlock()
+	if h != nil {
+		h.Cancel()
+	}
+}
+
+// errCanceled ends a write that was cancelled before it began.
+var errCanceled = errors.New("cancelled before it began")
+
+// write carries one chunk to one decode rank and reports how it ended, when it has settled.
+func (p *Prefill) write(f *flight, pl *plan, a node.StartWrite) {
+	bytes, err, proven := p.transfer(f, pl, a)
+	ev := node.WriteSettled{Write: a.Write, Err: err, Proven: proven, Bytes: bytes}
+	if err != nil {
+		ev.Cause = room.Causef(room.TransferFailed, room.Prefill, a.Session, "chunk %d: %v", a.Chunk, err)
+	}
+	p.under(func() {
+		delete(p.writes, a.Write)
+		_ = p.locked(ev)
+	})
+}
+
+func (p *Prefill) transfer(f *flight, pl *plan, a node.StartWrite) (bytes int64, err error, proven bool) {
+	if pl == nil {
+		return 0, fmt.Errorf("session %s is not registered", a.Session), true
+	}
+	b, bytes, err := pl.batch(p.mem, a)
+	defer pl.pool.Put(b)
+	if err != nil {
+		return 0, err, true
+	}
+	f.mu.Lock()
+	if f.canceled {
+		f.mu.Unlock()
+		return 0, errCanceled, true
+	}
+	h, err := p.cfg.Engine.Write(a.Session, b.frags)
+	f.handle = h
+	f.mu.Unlock()
+	if err != nil {
+		return 0, err, true
+	}
+	<-h.Settled()
+	if err := h.Err(); err != nil {
+		return 0, err, false
+	}
+	return bytes, nil, true
+}
