@@ -31,7 +31,7 @@ type DecodeConfig struct {
 	Memory    Memory
 	Geometry  kvlayout.Geometry // of this rank
 	Engine    transfer.Engine
-	Directory Directory
+	Directory Directory   // nil: a Lookup
 	Node      node.Config // times; the rest is set here
 }
 
@@ -41,6 +41,9 @@ func NewDecode(ctx context.Context, cfg DecodeConfig) (*Decode, error) {
 	mem, err := register(cfg.Engine, cfg.Memory)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Directory == nil {
+		cfg.Directory = &Lookup{}
 	}
 	nc := cfg.Node
 	nc.Rank, nc.Pages, nc.Slots = cfg.Geometry.TPRank, mem.pages, mem.slots
@@ -101,8 +104,11 @@ func (d *Decode) Open(id room.ID, p Peer) (*Receiver, error) {
 	if err := d.enter(&rx.half, node.OpenReceive{Room: id, Epoch: rx.epoch}); err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	rx.whenDone(cancel)
 	d.wg.Go(func() {
-		route, err := d.cfg.Directory.Find(d.ctx, id, p, d.cfg.Geometry)
+		defer cancel()
+		route, err := d.cfg.Directory.Find(ctx, id, p, d.cfg.Geometry)
 		if err != nil {
 			rx.Abort(causeOfRoute(err, p.Bootstrap))
 			return
