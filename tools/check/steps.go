@@ -28,7 +28,7 @@ const (
 const interopPackage = "github.com/kvferry/kvferry/interop"
 
 func (c *check) build() {
-	c.command("build ./...", static, "", "go", "build", "-trimpath", "./...")
+	c.command("build ./...", static, "", "go", "build", "./...")
 }
 
 // lint formats, vets and lints every module.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/kisielk/errcheck/errcheck"
 	"github.com/ldez/usetesting"
-	"github.com/nishanths/exhaustive"
+	"github.com/nishanths/exhaustive/passes/exhaustive"
 	"github.com/polyfloyd/go-errorlint/errorlint"
 	"go-simpler.org/sloglint"
 	"golang.org/x/tools/go/analysis"
