@@ -19,12 +19,13 @@ const maxControl = 32 << 10
 //
 //	greeting out ─→ greeting in ─→ READY out ─→ READY in ─→ up ─ error, fail ─→ done
 type conn struct {
-	nc    net.Conn
-	cfg   *Config
-	ours  string // our socket type
-	peer  *Peer
-	dec   *decoder
-	minor byte
+	nc       net.Conn
+	cfg      *Config
+	ours     string // our socket type
+	peer     *Peer
+	dec      *decoder
+	minor    byte
+	borrowed []message // of receive
 
 	greeting bool // a Pull's: counted among its handshakes, under its lock
 

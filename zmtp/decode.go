@@ -51,6 +51,7 @@ type decoder struct {
 	buf      []byte
 	pos, end int
 	full     bool // the last read filled the buffer
+	between  bool // the next read is for the first byte of a message or command, and nothing is held
 
 	parts    [][]byte // frames of the message that is not complete yet
 	cost     int      // its cost so far
@@ -84,6 +85,9 @@ func (d *decoder) fill(n int) error {
 		if d.idle != nil {
 			if err := d.idle(); err != nil {
 				return err
+			}
+			if d.end-d.pos >= n {
+				return nil // somebody else has read meanwhile
 			}
 		}
 		m, err := d.r.Read(d.buf[d.end:])
@@ -170,7 +174,10 @@ func (d *decoder) header() (flags byte, size uint64, err error) {
 		if need > 1 && d.buf[d.pos]&flagLong != 0 {
 			need = maxHeaderSize
 		}
-		if err := d.fill(need); err != nil {
+		d.between = need == 1 && len(d.parts) == 0
+		err = d.fill(need)
+		d.between = false
+		if err != nil {
 			return 0, 0, d.ended(err, len(d.parts) > 0)
 		}
 	}

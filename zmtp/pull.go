@@ -225,7 +225,13 @@ func (p *Pull) serve(c *conn) {
 		ms = ms[:0]
 		return err
 	}
-	c.dec.idle = flush
+	c.dec.idle = func() error {
+		err := flush()
+		if err == nil && c.dec.between {
+			err = p.inbox.lend(lane)
+		}
+		return err
+	}
 	c.dec.reserve = func(n int) error { return p.inbox.reserve(lane, n) }
 	remote := c.peer.remote.String()
 	up, cause := c.serve(func() {

@@ -51,6 +51,7 @@ type lane struct {
 	listed  bool          // in inbox.active
 	resume  chan struct{} // capacity 1: the lane is no longer full
 	blocked bool          // somebody waits for resume
+	lent
 }
 
 // inbox holds what a Pull has received. Connections take turns, message by message, as libzmq's fair queueing has it.
@@ -67,6 +68,10 @@ type inbox struct {
 	space   chan struct{} // closed when used has fallen; nil: nobody waits
 	closed  bool
 	waiters int // receivers
+
+	hot    *lane // lent to receivers; nil: none
+	last   *lane // that found a receiver waiting
+	streak int   // times in a row that it did
 }
 
 func newInbox(l Limits) *inbox {
@@ -74,7 +79,7 @@ func newInbox(l Limits) *inbox {
 }
 
 func (q *inbox) open(c *conn) *lane {
-	l := &lane{conn: c, resume: make(chan struct{}, 1)}
+	l := &lane{conn: c, resume: make(chan struct{}, 1), lent: lent{back: make(chan struct{}, 1)}}
 	q.mu.Lock()
 	q.lanes[l] = struct{}{}
 	q.mu.Unlock()
@@ -110,24 +115,40 @@ func (q *inbox) reserve(l *lane, n int) error {
 func (q *inbox) put(l *lane, ms []message) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	need := 0
-	for _, m := range ms {
-		need += m.cost - m.reserved
-	}
 	// A batch may overshoot by what it has in hand already, which is at most one read buffer.
 	if err := q.fit(l, 0); err != nil {
 		return err
+	}
+	switch {
+	case q.waiters == 0:
+		q.streak = 0
+	case q.last == l:
+		q.streak++
+	default:
+		q.last, q.streak = l, 0
+	}
+	if q.hot != nil {
+		q.hot.interrupt()
+	}
+	q.enqueue(l, ms)
+	return q.pause(l)
+}
+
+// enqueue adds messages to the lane and tells a receiver.
+func (q *inbox) enqueue(l *lane, ms []message) {
+	if len(ms) == 0 {
+		return
 	}
 	for _, m := range ms {
 		full := l.msgs.n >= q.limits.QueueMessages || l.bytes >= q.limits.QueueBytes
 		l.msgs.push(m)
 		l.bytes += m.cost
 		l.partial -= m.reserved
+		q.used += m.cost - m.reserved
 		if full {
 			l.over += m.cost
 		}
 	}
-	q.used += need
 	q.queued += len(ms)
 	if !l.listed {
 		l.listed = true
@@ -136,7 +157,6 @@ func (q *inbox) put(l *lane, ms []message) error {
 	if q.waiters > 0 {
 		q.signal()
 	}
-	return q.pause(l)
 }
 
 func (q *inbox) signal() {
@@ -236,6 +256,11 @@ func (q *inbox) get(ctx context.Context) (Message, error) {
 			}
 			q.mu.Unlock()
 			return m, nil
+		}
+		if q.hot != nil && !q.hot.reading && ctx.Err() == nil {
+			q.borrow(ctx)
+			q.mu.Unlock()
+			continue
 		}
 		q.waiters++
 		q.mu.Unlock()

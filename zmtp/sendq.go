@@ -20,7 +20,7 @@ const (
 // directAfter is the time since the last write after which a sender that finds the queue empty writes its message itself, at once and as far
 // as the kernel takes it without waiting: that saves a hand-over between goroutines, which is a third of a round trip. Senders that come
 // faster leave the writing to the writer, which then carries many messages in one call.
-const directAfter = 20 * time.Microsecond
+const directAfter = 5 * time.Microsecond
 
 // chunk is a run of encoded messages: packed ones in one buffer, or one large message as a vector.
 type chunk struct {
@@ -158,9 +158,6 @@ func (q *sendQueue) writeDirect() {
 	clear(q.vec)
 	messages := q.account(&q.direct, n, err)
 	c.wrote(n, messages)
-	if q.head < len(q.chunks) {
-		q.signal()
-	}
 	if err != nil {
 		c.fail(c.named(err))
 	}
@@ -281,10 +278,12 @@ func (q *sendQueue) end(b *batch, n int, failed error) (messages int) {
 func (q *sendQueue) account(b *batch, n int, failed error) (messages int) {
 	q.busy = false
 	q.idle.Signal() // detach
-	if q.kick {
-		q.kick = false
-		q.signal()
-	}
+	defer func() {
+		if q.kick || q.head < len(q.chunks) { // what came meanwhile relied on whoever was writing
+			q.kick = false
+			q.signal()
+		}
+	}()
 	if len(b.chunks) == 0 {
 		return 0
 	}
