@@ -1,100 +1,170 @@
 // Package space is the receiving side of engines that put bytes in place themselves: an address space of the receiver's own invention, with
-// leases, sink and coverage.
+// leases, sink and coverage, as package transfer describes them.
 //
-// Each region gets a range of addresses for 2^31 virtual items. Virtual item v stands for physical item v mod n of generation v / n. Bytes
-// reach memory only inside a window of an open lease. A [Cursor] walks through the addresses of one write in pieces; for each it says whether
-// the bytes go to memory or to the sink.
+// A [Cursor] takes one write, a whole fragment, through memory in pieces: Begin resolves its addresses, Next lends the memory for the next
+// piece or says that the bytes go to the sink, Place gives it back. Between the two the lease is not idle, and the cursor's Kick is called
+// when the lease is sealed, so that a reader that waits for its peer lets go.
 //
-// Locks: Space.mu (regions and leases by generation), then lease.mu; neither is held while bytes move.
+// The package has no goroutine but the one that calls OnCovered of a lease without bytes. Locks: Space.mu (regions and leases by generation),
+// then lease.mu. Neither is held while bytes move, except for those of [Cursor.Copy], nor when OnCovered is called.
 package space
 
 import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/kvferry/kvferry/transfer"
 )
 
-// Bounds of the address space. Addresses stay below 2^62, since peers add and compare them as signed numbers; they begin above anything that
-// a plain program maps, so that a stray real address is not taken for one of ours.
+// Bounds of the address space. Addresses stay below 2^62, since peers add and compare them as signed numbers. They begin above anything
+// that a program maps, and somewhere else in each incarnation, so that an address from another life finds nothing registered.
 const (
 	firstBase = 1 << 48
 	endBase   = 1 << 62
-	maxItems  = 1 << 31 // virtual item numbers are int32 on the wire
-	maxPiece  = 256 << 10
+	randomEnd = 1 << 60   // the first region begins below it: three quarters remain for all of them
+	maxItems  = 1 << 31   // virtual item numbers are int32 on the wire
+	maxPiece  = 256 << 10 // bytes lent at a time: how long a sealed lease's reader may go on
+	maxSpan   = 1 << 59   // address range of one region: items of up to 256 MiB
 )
 
 // Space is the registered memory of one engine.
 type Space struct {
 	mu      sync.RWMutex
-	regions []*region
+	regions []*region // by base
 	next    uint64
+	closed  bool
+	wg      sync.WaitGroup
 }
 
 type region struct {
 	space  *Space
 	base   uint64
-	size   uint64 // of its address range, a power of two
+	span   uint64 // length of the address range, a power of two
 	item   uint64
 	items  uint64
 	mem    []byte
 	leases map[uint32]*window
-	newest uint32 // highest generation that was ever open
-	any    bool
+	ever   generations // that were open once
+	gone   bool        // under Space.mu
 }
 
 func (r *region) Base() uint64 { return r.base }
+func (r *region) Item() int    { return int(r.item) }
+func (r *region) Items() int   { return int(r.items) }
 
 // New makes an empty space.
-func New() *Space { return &Space{next: firstBase} }
+func New() *Space {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return &Space{next: firstBase + binary.LittleEndian.Uint64(b[:])%(randomEnd-firstBase)}
+}
 
-// Register adds memory in items. Its length is a multiple of item.
+// Register implements Engine.Register.
 func (s *Space) Register(mem []byte, item int) (transfer.Region, error) {
 	if item < 1 || len(mem) == 0 || len(mem)%item != 0 || len(mem)/item > maxItems {
-		return nil, fmt.Errorf("%w: %d bytes in items of %d", transfer.ErrInvalid, len(mem), item)
+		return nil, fmt.Errorf("%w: region of %d bytes in items of %d, want a positive multiple", transfer.ErrInvalid, len(mem), item)
 	}
-	span := uint64(item) * maxItems
-	if span/maxItems != uint64(item) || span > endBase {
-		return nil, fmt.Errorf("%w: items of %d bytes are too large for the address space", transfer.ErrInvalid, item)
+	if uint64(item) > maxSpan/maxItems {
+		return nil, fmt.Errorf("%w: items of %d bytes, want at most %d", transfer.ErrNoSpace, item, maxSpan/maxItems)
 	}
-	span = 1 << bits.Len64(span-1)
+	span := uint64(1) << bits.Len64(uint64(item)*maxItems-1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return nil, transfer.ErrClosed
+	}
+	at := uintptr(unsafe.Pointer(&mem[0]))
+	for _, r := range s.regions {
+		if o := uintptr(unsafe.Pointer(&r.mem[0])); at < o+uintptr(len(r.mem)) && o < at+uintptr(len(mem)) {
+			return nil, fmt.Errorf("%w: region of %d bytes overlaps one of %d bytes", transfer.ErrInvalid, len(mem), len(r.mem))
+		}
+	}
 	base := (s.next + span - 1) / span * span
-	if base < s.next || base+span > endBase {
-		return nil, fmt.Errorf("%w: no address range of %d bytes is left after %d regions", transfer.ErrInvalid, span, len(s.regions))
+	if base+span > endBase {
+		return nil, fmt.Errorf("%w: %d regions are registered, another needs %d addresses", transfer.ErrNoSpace, len(s.regions), span)
 	}
 	s.next = base + span
-	r := &region{space: s, base: base, size: span, item: uint64(item), items: uint64(len(mem) / item), mem: mem, leases: map[uint32]*window{}}
+	r := &region{space: s, base: base, span: span, item: uint64(item), items: uint64(len(mem) / item), mem: mem, leases: map[uint32]*window{}}
 	s.regions = append(s.regions, r)
 	return r, nil
 }
 
-// Regions calls f with base and length of every region's address range, in order of registration.
-func (s *Space) Regions(f func(base, size uint64)) {
+// Regions calls f with the address range of every region, in order of registration.
+func (s *Space) Regions(f func(transfer.Range)) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, r := range s.regions {
-		f(r.base, r.size)
+		f(transfer.Range{Base: r.base, Len: r.items * (maxItems / r.items) * r.item})
 	}
 }
 
-func (s *Space) find(addr uint64) *region {
-	i, ok := slices.BinarySearchFunc(s.regions, addr, func(r *region, a uint64) int {
-		switch {
-		case a < r.base:
-			return 1
-		case a >= r.base+r.size:
-			return -1
+// Unregister implements transfer.Region.
+func (r *region) Unregister(ctx context.Context) error {
+	r.space.mu.Lock()
+	r.gone = true
+	if i := slices.Index(r.space.regions, r); i >= 0 {
+		r.space.regions = slices.Delete(r.space.regions, i, i+1)
+	}
+	leases := make([]*lease, 0, len(r.leases))
+	for _, w := range r.leases {
+		leases = append(leases, w.lease)
+	}
+	r.space.mu.Unlock()
+	return sealAll(ctx, leases)
+}
+
+func sealAll(ctx context.Context, leases []*lease) error {
+	for _, l := range leases {
+		l.Seal()
+	}
+	for _, l := range leases {
+		select {
+		case <-l.idle:
+		case <-ctx.Done():
+			return fmt.Errorf("memory is in use: %w", ctx.Err())
 		}
-		return 0
-	})
-	if !ok {
+	}
+	return nil
+}
+
+// Close refuses registrations and leases from now on, seals all leases, and waits until they are idle.
+func (s *Space) Close(ctx context.Context) error {
+	s.mu.Lock()
+	s.closed = true
+	var leases []*lease
+	for _, r := range s.regions {
+		for _, w := range r.leases {
+			leases = append(leases, w.lease)
+		}
+	}
+	s.mu.Unlock()
+	err := sealAll(ctx, leases)
+	s.wg.Wait() // callbacks, which do not block
+	return err
+}
+
+// find is the region of an address. The space is locked.
+func (s *Space) find(addr uint64) *region {
+	lo, hi := 0, len(s.regions)
+	for lo < hi {
+		if m := (lo + hi) / 2; s.regions[m].base <= addr {
+			lo = m + 1
+		} else {
+			hi = m
+		}
+	}
+	if lo == 0 || addr-s.regions[lo-1].base >= s.regions[lo-1].span {
 		return nil
 	}
-	return s.regions[i]
+	return s.regions[lo-1]
 }
 
 // lease is one life of a room.
@@ -103,56 +173,95 @@ type lease struct {
 	generation uint32
 	windows    []*window
 	onCovered  func()
+	want       uint64
+	idle       chan struct{}
+	sealed     atomic.Bool // set under mu
 
-	mu      sync.Mutex
-	sealed  bool
-	inside  int
-	kicks   map[*Cursor]struct{} // readers that may be blocked with their hands on memory
-	got     uint64
-	want    uint64
-	idle    chan struct{}
-	covered bool
+	mu     sync.Mutex
+	inside []*Cursor // between Next and Place
+	got    uint64
+	told   bool
 }
 
 // window is a lease's items of one region.
 type window struct {
 	lease  *lease
 	region *region
-	items  map[uint32]*coverage
+	items  []int32    // sorted; windows may share it
+	whole  []uint64   // a bit per item that is in place; under lease.mu, as is parts
+	parts  []*partial // by index into items, where some bytes are in place; made with the first of them
 }
 
-// Open admits writes.
+// index is where an item is in the window, -1: it is not.
+func (w *window) index(item uint64) int {
+	i, ok := slices.BinarySearch(w.items, int32(item))
+	if !ok {
+		return -1
+	}
+	return i
+}
+
+// Open implements Engine.Open.
 func (s *Space) Open(g transfer.Grant) (transfer.Lease, error) {
-	l := &lease{space: s, generation: g.Generation, onCovered: g.OnCovered, idle: make(chan struct{}), kicks: map[*Cursor]struct{}{}}
+	l := &lease{space: s, generation: g.Generation, onCovered: g.OnCovered, idle: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return nil, transfer.ErrClosed
+	}
+	sorted := map[*int32][]int32{} // by the first element and, since lists may share that too, checked by length
 	for _, w := range g.Windows {
-		r, ok := w.Region.(*region)
-		if !ok || r.space != s {
-			return nil, fmt.Errorf("%w: a region of another engine", transfer.ErrInvalid)
+		win, err := s.window(l, w, sorted)
+		if err != nil {
+			return nil, err
 		}
-		if limit := maxItems/r.items - 1; uint64(g.Generation) > limit {
-			return nil, fmt.Errorf("%w: generation %d, want at most %d", transfer.ErrInvalid, g.Generation, limit)
-		}
-		if r.leases[g.Generation] != nil || slices.ContainsFunc(l.windows, func(x *window) bool { return x.region == r }) {
-			return nil, fmt.Errorf("%w: generation %d is in use", transfer.ErrInvalid, g.Generation)
-		}
-		win := &window{lease: l, region: r, items: make(map[uint32]*coverage, len(w.Items))}
-		all := make([]coverage, len(w.Items))
-		for i, n := range w.Items {
-			if n < 0 || uint64(n) >= r.items || win.items[uint32(n)] != nil {
-				return nil, fmt.Errorf("%w: item %d of %d, want each once", transfer.ErrInvalid, n, r.items)
-			}
-			win.items[uint32(n)] = &all[i]
-		}
-		l.want += uint64(len(w.Items)) * r.item
+		l.want += uint64(len(win.items)) * win.region.item
 		l.windows = append(l.windows, win)
 	}
 	for _, w := range l.windows {
 		w.region.leases[g.Generation] = w
-		w.region.newest, w.region.any = max(w.region.newest, g.Generation), true
+		w.region.ever.add(g.Generation)
+	}
+	if l.want == 0 && l.onCovered != nil {
+		l.told = true
+		s.wg.Go(l.onCovered)
 	}
 	return l, nil
+}
+
+// window checks one window of a lease. The space is locked.
+func (s *Space) window(l *lease, w transfer.Window, sorted map[*int32][]int32) (*window, error) {
+	r, ok := w.Region.(*region)
+	if !ok || r.space != s || r.gone {
+		return nil, fmt.Errorf("%w: a region of another engine, or one that is unregistered", transfer.ErrInvalid)
+	}
+	if limit := maxItems/r.items - 1; uint64(l.generation) > limit {
+		return nil, fmt.Errorf("%w: generation %d of a region of %d items, want at most %d", transfer.ErrInvalid, l.generation, r.items, limit)
+	}
+	if r.leases[l.generation] != nil {
+		return nil, fmt.Errorf("%w: generation %d is in use", transfer.ErrInvalid, l.generation)
+	}
+	if slices.ContainsFunc(l.windows, func(x *window) bool { return x.region == r }) {
+		return nil, fmt.Errorf("%w: two windows of one region", transfer.ErrInvalid)
+	}
+	var list []int32
+	if len(w.Items) > 0 {
+		list = sorted[&w.Items[0]]
+		if len(list) != len(w.Items) {
+			list = slices.Clone(w.Items)
+			slices.Sort(list)
+			sorted[&w.Items[0]] = list
+			for i := 1; i < len(list); i++ {
+				if list[i] == list[i-1] {
+					return nil, fmt.Errorf("%w: item %d is listed twice", transfer.ErrInvalid, list[i])
+				}
+			}
+		}
+		if lo, hi := list[0], list[len(list)-1]; lo < 0 || uint64(hi) >= r.items {
+			return nil, fmt.Errorf("%w: items %d to %d of a region of %d", transfer.ErrInvalid, lo, hi, r.items)
+		}
+	}
+	return &window{lease: l, region: r, items: list, whole: make([]uint64, (len(list)+63)/64)}, nil
 }
 
 func (l *lease) Covered() (got, want uint64) {
@@ -166,16 +275,29 @@ func (l *lease) Idle() <-chan struct{} { return l.idle }
 func (l *lease) Seal() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.sealed {
+	if l.sealed.Load() {
 		return
 	}
-	l.sealed = true
-	if l.inside == 0 {
-		close(l.idle)
+	l.sealed.Store(true)
+	for _, c := range l.inside {
+		c.Kick()
 	}
-	for c := range l.kicks {
-		c.kick()
+	if len(l.inside) == 0 {
+		l.empty()
 	}
+}
+
+// empty makes the lease idle. It is locked, sealed, and nobody is inside.
+func (l *lease) empty() {
+	for _, w := range l.windows {
+		for _, p := range w.parts {
+			if p != nil {
+				partials.Put(p)
+			}
+		}
+		w.parts = nil
+	}
+	close(l.idle)
 }
 
 func (l *lease) Retire() {
@@ -189,143 +311,224 @@ func (l *lease) Retire() {
 	}
 }
 
-// Cursor walks through one write.
-type Cursor struct {
-	kick    func()
-	win     *window // nil: everything goes to the sink
-	off     uint64  // within the region's memory
-	left    uint64
-	sunk    bool // a byte went to the sink, or will
-	entered uint64
+// cover counts [from, to) of the region's memory, which begins in item index i of the window. The lease is locked and not sealed.
+func (w *window) cover(i int, from, to uint64) {
+	item := w.region.item
+	for at := from % item; from < to; i++ {
+		n := min(to-from, item-at)
+		switch bit := uint64(1) << (i % 64); {
+		case w.whole[i/64]&bit != 0:
+		case n == item:
+			w.whole[i/64] |= bit
+			w.lease.got += item
+			if w.parts != nil && w.parts[i] != nil {
+				fresh, _ := w.parts[i].add(0, item, item)
+				w.lease.got -= item - fresh
+				w.drop(i)
+			}
+		default:
+			if w.parts == nil {
+				w.parts = make([]*partial, len(w.items))
+			}
+			p := w.parts[i]
+			if p == nil {
+				p = partials.Get().(*partial)
+				p.begin(at, at+n, item)
+				w.parts[i] = p
+			}
+			fresh, whole := p.add(at, at+n, item)
+			w.lease.got += fresh
+			if whole {
+				w.whole[i/64] |= bit
+				w.drop(i)
+			}
+		}
+		from, at = from+n, 0
+	}
 }
 
-// Begin resolves the range of a write. kick is called, with locks held, when the lease is sealed while the writer is between Next and
-// Place: it must make a blocked read return soon, and must not block. Errors: ErrNotRegistered, ErrOutOfRange; ErrSealed says that the
-// whole write goes to the sink, which a foreign peer must not be told.
-func (s *Space) Begin(addr, size uint64, kick func()) (*Cursor, error) {
-	if size == 0 {
-		return nil, fmt.Errorf("%w: write of no bytes", transfer.ErrOutOfRange)
+func (w *window) drop(i int) {
+	partials.Put(w.parts[i])
+	w.parts[i] = nil
+}
+
+// covered reports, once, that every byte is in place. The lease is locked.
+func (l *lease) covered() bool {
+	if l.got < l.want || l.told || l.sealed.Load() || l.onCovered == nil {
+		return false
 	}
+	l.told = true
+	return true
+}
+
+// Cursor takes one write after another through memory. It serves one goroutine; Kick may be called from any.
+type Cursor struct {
+	// Kick makes a read into memory that Next lent return soon. It is called at most once per Next, with locks held, and must not block.
+	Kick func()
+
+	win     *window // nil: everything goes to the sink
+	first   int     // index of the item in which start is
+	start   uint64  // offset in the region's memory from which on bytes are not counted
+	off     uint64  // offset of the next byte
+	left    uint64
+	sunk    bool
+	reading bool
+}
+
+// errEmpty is a write of no bytes.
+var errEmpty = errors.New("no bytes")
+
+// Begin resolves the range of a write. ErrSealed says that the whole of it goes to the sink, which a foreign peer must not be told. After the
+// other errors, ErrNotRegistered and ErrOutOfRange, the cursor is a sink too, for who wants to drain the bytes.
+func (s *Space) Begin(c *Cursor, addr, size uint64) error {
+	c.win, c.left, c.sunk, c.reading = nil, size, true, false
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	r := s.find(addr)
-	if r == nil {
-		return nil, fmt.Errorf("%w: %d bytes at %#x", transfer.ErrNotRegistered, size, addr)
+	switch {
+	case r == nil:
+		return fmt.Errorf("%w: %d bytes at %#x", transfer.ErrNotRegistered, size, addr)
+	case size == 0:
+		return fmt.Errorf("%w: %w at %#x", transfer.ErrOutOfRange, errEmpty, addr)
+	case size > r.span-(addr-r.base):
+		return fmt.Errorf("%w: %d bytes at %#x end beyond the region", transfer.ErrOutOfRange, size, addr)
 	}
 	off := addr - r.base
-	if size > r.size-off {
-		return nil, fmt.Errorf("%w: %d bytes at %#x go beyond the region", transfer.ErrOutOfRange, size, addr)
-	}
 	first, last := off/r.item, (off+size-1)/r.item
 	gen := first / r.items
 	if last/r.items != gen {
-		return nil, fmt.Errorf("%w: items %d to %d are of two generations", transfer.ErrOutOfRange, first, last)
+		return fmt.Errorf("%w: items %d to %d of a region of %d are of two generations", transfer.ErrOutOfRange, first, last, r.items)
 	}
-	c := &Cursor{kick: kick, left: size, off: off - gen*r.items*r.item}
 	w := r.leases[uint32(gen)]
 	if w == nil {
-		if !r.any || gen > uint64(r.newest) {
-			return nil, fmt.Errorf("%w: generation %d of item %d was never open", transfer.ErrOutOfRange, gen, first%r.items)
+		if !r.ever.has(uint32(gen)) { // gen is below 2^32, since a range is less than twice 2^31 items
+			return fmt.Errorf("%w: generation %d was never open", transfer.ErrOutOfRange, gen)
 		}
-		c.sunk = true
-		return c, transfer.ErrSealed
+		return transfer.ErrSealed
 	}
-	for i := first; i <= last; i++ {
-		if w.items[uint32(i%r.items)] == nil {
-			return nil, fmt.Errorf("%w: item %d is not of the lease", transfer.ErrOutOfRange, i%r.items)
-		}
+	low := first - gen*r.items
+	i := w.index(low)
+	n := last - first
+	if i < 0 || uint64(len(w.items)-i) <= n || uint64(w.items[i+int(n)]) != low+n { // sorted and distinct: equal ends make a run
+		return fmt.Errorf("%w: items %d to %d of generation %d are not all of the lease", transfer.ErrOutOfRange, low, low+n, gen)
 	}
-	w.lease.mu.Lock()
-	sealed := w.lease.sealed
-	w.lease.mu.Unlock()
-	c.win, c.sunk = w, sealed
-	if sealed {
-		return c, transfer.ErrSealed
+	if w.lease.sealed.Load() {
+		return transfer.ErrSealed
 	}
-	return c, nil
+	c.win, c.first, c.sunk = w, i, false
+	c.off = off - gen*r.items*r.item
+	c.start = c.off
+	return nil
 }
 
-// Left is how many bytes of the write have not been placed.
+// Read makes the cursor one whose memory is read, not written: nothing is counted.
+func (c *Cursor) Read() { c.reading = true }
+
+// Left is how many bytes of the write have not been placed or discarded.
 func (c *Cursor) Left() uint64 { return c.left }
 
 // Sunk reports whether bytes of the write went to the sink.
 func (c *Cursor) Sunk() bool { return c.sunk }
 
-// Next returns the memory for the next bytes, at most limit and never none; nil: they go to the sink. After each Next that returned memory
-// Place must follow. limit 0: 256 KiB.
+// Sealed reports whether the memory that Next lent should be given back at once.
+func (c *Cursor) Sealed() bool { return c.win == nil || c.win.lease.sealed.Load() }
+
+// Next lends the memory for the next bytes, at most limit; nil: they go to the sink, from now on. After each Next that lent memory Place
+// must follow. limit 0: 256 KiB, the most.
 func (c *Cursor) Next(limit int) []byte {
-	if limit <= 0 || limit > maxPiece {
-		limit = maxPiece
-	}
 	if c.win == nil {
 		return nil
+	}
+	if limit <= 0 || limit > maxPiece {
+		limit = maxPiece
 	}
 	l := c.win.lease
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.sealed {
-		c.sunk = true
+	if l.sealed.Load() {
+		c.win, c.sunk = nil, true
 		return nil
 	}
-	l.inside++
-	if c.kick != nil {
-		l.kicks[c] = struct{}{}
-	}
-	n := min(c.left, uint64(limit))
-	return c.win.region.mem[c.off : c.off+n]
+	l.inside = append(l.inside, c)
+	return c.win.region.mem[c.off : c.off+min(c.left, uint64(limit))]
 }
 
-// Place says that n bytes of the memory that Next returned have been put in place.
+// Place gives the memory back, n bytes of it filled.
 func (c *Cursor) Place(n int) {
 	l := c.win.lease
 	l.mu.Lock()
-	l.inside--
-	delete(l.kicks, c)
-	if n > 0 && !l.sealed {
-		c.cover(uint64(n))
+	for i, x := range l.inside {
+		if x == c {
+			last := len(l.inside) - 1
+			l.inside[i], l.inside[last] = l.inside[last], nil
+			l.inside = l.inside[:last]
+			break
+		}
 	}
-	if l.sealed && l.inside == 0 {
-		close(l.idle)
+	c.off += uint64(n)
+	c.left -= uint64(n)
+	if c.left == 0 {
+		c.count()
 	}
-	tell := l.got == l.want && !l.covered && !l.sealed
-	l.covered = l.covered || tell
+	if l.sealed.Load() && len(l.inside) == 0 {
+		l.empty()
+	}
+	tell := l.covered()
 	l.mu.Unlock()
-	c.skip(uint64(n))
-	if tell && l.onCovered != nil {
+	if tell {
 		l.onCovered()
 	}
 }
 
-// Discard says that n bytes went to the sink.
-func (c *Cursor) Discard(n int) { c.skip(uint64(n)) }
-
-func (c *Cursor) skip(n uint64) {
-	c.off += n
-	c.left -= n
-}
-
-// cover counts n bytes at the cursor. The lease is locked.
-func (c *Cursor) cover(n uint64) {
-	r := c.win.region
-	off := c.off
-	for n > 0 {
-		item, at := off/r.item, off%r.item
-		k := min(n, r.item-at)
-		c.win.lease.got += c.win.items[uint32(item)].add(at, at+k, r.item)
-		off += k
-		n -= k
+// Copy puts the next bytes in place, at most as many as are left, and returns how many: fewer only when they go to the sink.
+func (c *Cursor) Copy(b []byte) int {
+	if c.win == nil {
+		return 0
 	}
-}
-
-// Pass is Place for bytes that were read from the memory, not written to it.
-func (c *Cursor) Pass(n int) {
 	l := c.win.lease
 	l.mu.Lock()
-	l.inside--
-	delete(l.kicks, c)
-	if l.sealed && l.inside == 0 {
-		close(l.idle)
+	if l.sealed.Load() {
+		l.mu.Unlock()
+		c.win, c.sunk = nil, true
+		return 0
 	}
+	n := copy(c.win.region.mem[c.off:c.off+c.left], b)
+	c.off += uint64(n)
+	c.left -= uint64(n)
+	if c.left == 0 {
+		c.count()
+	}
+	tell := l.covered()
 	l.mu.Unlock()
-	c.skip(uint64(n))
+	if tell {
+		l.onCovered()
+	}
+	return n
+}
+
+// Discard says that n bytes went to the sink.
+func (c *Cursor) Discard(n int) { c.left -= uint64(n) }
+
+// End counts what is in place of a write that does not go on.
+func (c *Cursor) End() {
+	if c.win == nil || c.left == 0 {
+		return
+	}
+	l := c.win.lease
+	l.mu.Lock()
+	c.count()
+	tell := l.covered()
+	l.mu.Unlock()
+	c.win, c.left = nil, 0
+	if tell {
+		l.onCovered()
+	}
+}
+
+// count adds [start, off) to the coverage. The lease is locked.
+func (c *Cursor) count() {
+	if c.off > c.start && !c.reading && !c.win.lease.sealed.Load() {
+		c.win.cover(c.first, c.start, c.off)
+	}
+	c.start = c.off
 }
