@@ -40,7 +40,7 @@ func main() {
 	flag.StringVar(&c.kvlint, "kvlint", "", "path of the built kvlint")
 	flag.StringVar(&c.cache, "cache", ".cache", "folder for test binaries and fuzz corpora")
 	flag.DurationVar(&c.fuzzEach, "fuzz-each", 4*time.Second, "most time for one fuzz target")
-	flag.DurationVar(&c.fuzzTotal, "fuzz-total", 2*time.Minute, "most time for all fuzz targets together, their builds not counted")
+	flag.DurationVar(&c.fuzzTotal, "fuzz-total", 90*time.Second, "most time for all fuzz targets together, their builds not counted")
 	steps := []struct {
 		name string
 		run  func()

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -185,10 +186,18 @@ func (c *check) fuzz() {
 	fmt.Printf("%d targets, %s each\n", len(targets), each.Round(100*time.Millisecond))
 	for _, t := range targets {
 		corpus := filepath.Join(c.cache, "fuzz", "corpus", strings.ReplaceAll(t.pkg, "/", "-"))
-		c.command("fuzz "+t.pkg+" "+t.name, static, t.dir, t.binary, "-test.run=^$", "-test.fuzz=^"+t.name+"$", "-test.fuzztime="+each.String(),
-			"-test.fuzzminimizetime=5s", "-test.fuzzcachedir="+corpus, "-test.timeout=5m")
+		began := time.Now()
+		out, err := run(static, t.dir, t.binary, "-test.run=^$", "-test.fuzz=^"+t.name+"$", "-test.fuzztime="+each.String(), "-test.fuzzminimizetime=5s", "-test.fuzzcachedir="+corpus)
+		if err != nil && deadline.MatchString(out) {
+			err = nil
+		}
+		c.result("fuzz "+t.pkg+" "+t.name, began, out, err)
 	}
 }
+
+// deadline is the whole verdict of a target whose time ran out while its workers were starting an input: the fuzzing engine then takes its
+// own deadline for a failure. A crash or a hang has another text, and names the input that it wrote.
+var deadline = regexp.MustCompile(`^--- FAIL: Fuzz\w+ \([\d.]+s\)\n    context deadline exceeded\nFAIL\n`)
 
 // modules are the folders with a go.mod, the root first.
 func (c *check) modules() []string {
@@ -255,6 +264,11 @@ func functions(file, prefix string) ([]string, error) {
 func (c *check) command(name, env, dir string, argv ...string) {
 	began := time.Now()
 	out, err := run(env, dir, argv[0], argv[1:]...)
+	c.result(name, began, out, err)
+}
+
+// result counts one check.
+func (c *check) result(name string, began time.Time, out string, err error) {
 	took := time.Since(began).Seconds()
 	if err != nil {
 		fmt.Printf("FAIL %s (%.1f s): %v\n%s", name, took, err, out)

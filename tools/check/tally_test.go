@@ -41,3 +41,17 @@ func TestTally(t *testing.T) {
 		})
 	}
 }
+
+// TestDeadline: only the fuzzing engine's own deadline is excused.
+func TestDeadline(t *testing.T) {
+	for out, want := range map[string]bool{
+		"--- FAIL: FuzzX (4.10s)\n    context deadline exceeded\nFAIL\nfuzz: elapsed: 0s, gathering baseline coverage: 0/2 completed\n":                true,
+		"--- FAIL: FuzzX (1.00s)\n    --- FAIL: FuzzX (0.00s)\n        x_test.go:9: context deadline exceeded\n    Failing input written to x\nFAIL\n": false,
+		"--- FAIL: FuzzX (1.00s)\n    fuzzing process hung or terminated unexpectedly while minimizing: EOF\nFAIL\n":                                   false,
+		"panic: context deadline exceeded\n": false,
+	} {
+		if got := deadline.MatchString(out); got != want {
+			t.Errorf("%q: excused %v, want %v", out, got, want)
+		}
+	}
+}
