@@ -1,0 +1,14 @@
+// Package llm is a llama forward pass in plain Go that is deterministic to the bit: logits depend neither on the tensor- or pipeline-parallel
+// shape nor on the chunk size nor on what else is in a batch. So the logits of a disaggregated run can be compared with those of a single
+// process.
+//
+// What makes them so: every dot product adds in one order, eight partial sums and a fixed tree over them; the sums that tensor-parallel ranks
+// would add up (after attention output and FFN down) are kept per KV-head group and added by one binary tree over the groups, whatever rank
+// computed them; nothing is fused (float32(a*b)); softmax runs over the positions in their order.
+//
+// KV memory of a rank: one region for K of each layer of its stage, then one for V of each; a region is pages of [kv_head][token][dim]
+// float32 in the machine's order. A page table per sequence and rank says which physical page holds which tokens.
+//
+// An [Instance] computes one Step at a time, on as many goroutines as there are processors, which end with the step. A [Model] and a
+// [Tokenizer] may be used by any number of goroutines.
+package llm

@@ -1,0 +1,22 @@
+package llm
+
+import "time"
+
+// DotSeconds is how long n multiplications take in dot on all processors, at the rate that is measured now.
+func DotSeconds(n float64) float64 {
+	a, b := make([]float32, 640), make([]float32, 640)
+	for i := range a {
+		a[i], b[i] = float32(i), 1/float32(i+1)
+	}
+	const rounds = 20000
+	var sink [64]float32
+	began := time.Now()
+	workers(2, func(from, to int) {
+		s := float32(0)
+		for range rounds * (to - from) {
+			s += dot(a, b)
+		}
+		sink[from] = s
+	})
+	return time.Since(began).Seconds() * n / (2 * rounds * float64(len(a)))
+}

@@ -1,0 +1,200 @@
+package llm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+func bundledBytes(t testing.TB) []byte {
+	b, err := os.ReadFile("../model/gopherdoc-q8_0.gguf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func open(b []byte) (*Model, error) { return Open(bytes.NewReader(b), int64(len(b))) }
+
+func TestBrokenFiles(t *testing.T) {
+	good := bundledBytes(t)
+	change := func(old, new string) []byte {
+		if len(old) != len(new) || !bytes.Contains(good, []byte(old)) {
+			t.Fatalf("%q is not there", old)
+		}
+		return bytes.Replace(good, []byte(old), []byte(new), 1)
+	}
+	typed := func(tensor string, typ uint32) []byte {
+		b := bytes.Clone(good)
+		at := bytes.Index(b, []byte(tensor)) + len(tensor)
+		dims := int(binary.LittleEndian.Uint32(b[at:]))
+		binary.LittleEndian.PutUint32(b[at+4+8*dims:], typ)
+		return b
+	}
+	for name, c := range map[string]struct {
+		b    []byte
+		want error
+		says string
+	}{
+		"empty":          {nil, ErrFormat, "ends at byte 0"},
+		"other file":     {[]byte("\x7fELF and so on, long enough for a header"), ErrFormat, `want "GGUF"`},
+		"version":        {append([]byte("GGUF\x09\x00\x00\x00"), good[8:]...), ErrUnsupported, "version 9"},
+		"cut":            {good[:20000], ErrFormat, "ends at byte"},
+		"data cut":       {good[:len(good)-100], ErrFormat, "output_norm"},
+		"architecture":   {change("\x05\x00\x00\x00\x00\x00\x00\x00llama", "\x05\x00\x00\x00\x00\x00\x00\x00mamba"), ErrUnsupported, `architecture "mamba"`},
+		"missing tensor": {change("blk.3.ffn_up.weight", "blk.3.ffn_ut.weight"), ErrFormat, `"blk.3.ffn_up.weight" is missing`},
+		"missing key":    {change("llama.feed_forward_length", "llama.feed_forward_lenght"), ErrFormat, `"llama.feed_forward_length" is missing`},
+		"tensor type":    {typed("blk.2.attn_q.weight", 14), ErrUnsupported, `tensor "blk.2.attn_q.weight" has type 14`},
+		"tokenizer":      {change("gpt2", "lama"), ErrUnsupported, `tokenizer "lama"`},
+		"counts":         {append(append(bytes.Clone(good[:8]), 255, 255, 255, 255, 255, 255, 255, 255), good[16:]...), ErrFormat, "tensors and"},
+	} {
+		if _, err := open(c.b); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %v that says %q", name, err, c.want, c.says)
+		}
+	}
+}
+
+func FuzzOpen(f *testing.F) {
+	good := bundledBytes(f)
+	f.Add(good[:4096])
+	f.Add(good[:64])
+	f.Add([]byte("GGUF\x03\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if m, err := open(b); err == nil && m.cfg.Layers == 0 {
+			t.Fatal("a model of no layers")
+		} else if err != nil && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrUnsupported) {
+			t.Fatalf("untyped error: %v", err)
+		}
+	})
+}
+
+func TestQuants(t *testing.T) {
+	h := func(f float32) []byte { // exact for the numbers used here
+		bits := math.Float32bits(f)
+		return binary.LittleEndian.AppendUint16(nil, uint16(bits>>16&0x8000|(bits>>23&255-112)<<10|bits>>13&1023))
+	}
+	block := func(head []byte, rest func(i int) byte, n int) []byte {
+		b := bytes.Clone(head)
+		for i := range n {
+			b = append(b, rest(i))
+		}
+		return b
+	}
+	for name, c := range map[string]struct {
+		typ  uint32
+		src  []byte
+		want func(i int) float32
+	}{
+		"Q8_0": {8, block(h(0.5), func(i int) byte { return byte(i - 16) }, 32), func(i int) float32 { return 0.5 * float32(i-16) }},
+		"Q4_0": {2, block(h(2), func(i int) byte { return byte(i) | byte(15-i)<<4 }, 16), func(i int) float32 {
+			if i < 16 {
+				return 2 * float32(i-8)
+			}
+			return 2 * float32(15-(i-16)-8)
+		}},
+		"Q4_1": {3, block(append(h(2), h(-1)...), func(i int) byte { return byte(i) | byte(15-i)<<4 }, 16), func(i int) float32 {
+			if i < 16 {
+				return 2*float32(i) - 1
+			}
+			return 2*float32(15-(i-16)) - 1
+		}},
+	} {
+		got := make([]float32, 32)
+		quants[c.typ].dequantize(got, c.src)
+		for i, v := range got {
+			if v != c.want(i) {
+				t.Errorf("%s element %d: %v, want %v", name, i, v, c.want(i))
+			}
+		}
+	}
+	for bits, want := range map[uint16]float32{0: 0, 0x3c00: 1, 0xc000: -2, 1: 1.0 / (1 << 24), 0x8001: -1.0 / (1 << 24), 0x7bff: 65504, 0x0400: 1.0 / (1 << 14)} {
+		if got := half(binary.LittleEndian.AppendUint16(nil, bits)); got != want {
+			t.Errorf("half %#x: %v, want %v", bits, got, want)
+		}
+	}
+	if v := half([]byte{0, 0x7c}); !math.IsInf(float64(v), 1) {
+		t.Errorf("infinity: %v", v)
+	}
+}
+
+func FuzzTokenizer(f *testing.F) {
+	m, err := open(bundledBytes(f))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, s := range []string{"", "a", " Package  http\n\n\tfoo's 123 <|endoftext|> é✓", "\xff\xfe", strings.Repeat("x", 2000)} {
+		f.Add(s)
+	}
+	tok := m.Tokenizer()
+	f.Fuzz(func(t *testing.T, s string) {
+		ids := tok.Encode(s)
+		if got := tok.Decode(ids); utf8.ValidString(s) && got != s {
+			t.Fatalf("%q became %q", s, got)
+		}
+		d := tok.NewDecoder()
+		for _, id := range ids {
+			if part := d.Next(id); !utf8.ValidString(part) {
+				t.Fatalf("%q: streamed %q", s, part)
+			}
+		}
+	})
+}
+
+func TestPieces(t *testing.T) {
+	tok := &Tokenizer{}
+	for in, want := range map[string][]string{
+		"Hello world's  end\n\n x1 22!?": {"Hello", " world", "'s", " ", " end", "\n\n", " x", "1", " 22", "!?"},
+		" é✓":                            {" é", "✓"},
+		"   ":                            {"   "},
+		"a\n":                            {"a", "\n"},
+	} {
+		var got []string
+		for s := in; len(s) > 0; {
+			n := tok.piece(s)
+			got = append(got, s[:n])
+			s = s[n:]
+		}
+		if strings.Join(got, "|") != strings.Join(want, "|") {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestStepRefuses(t *testing.T) {
+	m, err := open(bundledBytes(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	geo := Geometry{1, 1, 16}
+	var regions [][]byte
+	for range 12 {
+		regions = append(regions, make([]byte, 2*geo.ItemLen(m.cfg)))
+	}
+	in, err := NewInstance(m, geo, [][][]byte{regions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]Seq{
+		"no tokens":      {Pages: [][]int32{{0}}},
+		"token":          {Tokens: []int32{2048}, Pages: [][]int32{{0}}},
+		"negative token": {Tokens: []int32{-1}, Pages: [][]int32{{0}}},
+		"position":       {Tokens: []int32{1}, Pos: 512, Pages: [][]int32{make([]int32, 64)}},
+		"page":           {Tokens: []int32{1}, Pages: [][]int32{{2}}},
+		"few pages":      {Tokens: []int32{1}, Pos: 16, Pages: [][]int32{{0}}},
+		"ranks":          {Tokens: []int32{1}},
+	} {
+		if _, err := in.Step(t.Context(), []Seq{s}); !errors.Is(err, ErrStep) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, g := range []Geometry{{3, 1, 16}, {1, 7, 16}, {1, 1, 0}, {0, 1, 16}} {
+		if err := g.Validate(m.cfg); !errors.Is(err, ErrGeometry) {
+			t.Errorf("%v: %v", g, err)
+		}
+	}
+}
