@@ -2,13 +2,14 @@ package tcp
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvferry/kvferry/transfer"
@@ -17,48 +18,85 @@ import (
 
 // Config is fixed for an engine's life. Zero values take the defaults.
 type Config struct {
-	Bind      string // host of both listeners; default 127.0.0.1
-	Port      int    // of the control listener; default any
-	DataPort  int    // of the data listener; default any
-	Advertise string // host under which peers reach both; default Bind
-	Logger    *slog.Logger
+	Bind     string // host of both listeners. Default 127.0.0.1; 0.0.0.0 and :: need Advertise
+	Port     int    // of the control listener. Default any
+	DataPort int    // of the data listener. Default any
 
-	DialTimeout time.Duration // default 5 s, upstream's
-	// Progress is how long a batch may go without a byte taken or a status read. Default 10 s.
+	Advertise         string // host under which peers reach both. Default Bind
+	AdvertisePort     int    // port under which peers reach the control listener. Default the one that is bound
+	AdvertiseDataPort int    // likewise of the data listener
+
+	Instance Instance               // of this incarnation. Default random
+	OnNotify func(name, msg string) // called for each notify message, on its connection's goroutine. Default: they are acknowledged and dropped
+	Logger   *slog.Logger           // default none
+
+	// DialTimeout bounds connecting to a peer, and asking it one control message. Default 5 s, upstream's.
+	DialTimeout time.Duration
+	// Progress is how long a batch may go without a byte taken or a status read before it fails with ErrTimeout. Default 30 s, upstream's
+	// for statuses: a peer may put bytes in place slowly.
 	Progress time.Duration
-	// Idle is how long a data connection may stay silent between requests at the target. Default 15 min: pooled initiators may lose a
-	// write silently when the target closes.
+	// Stall is how long the target waits for the rest of a header or payload that has begun. Default 60 s: a stopped process may go on.
+	Stall time.Duration
+	// Idle is how long a data connection may stay silent between requests at the target. Default 15 min: a pooled initiator of version 1
+	// may lose a write when the target closes.
 	Idle time.Duration
-	// MaxConns bounds the connections of each listener. Default 16,384: upstream's initiators open one for each request of a batch.
+	// Keep is how long the initiator keeps a connection that no batch uses, and what it knows of a peer. Default 2 min.
+	Keep time.Duration
+	// MaxConns bounds the connections of each listener; when it is reached, the one that has been silent longest makes room, and where all
+	// are at work newcomers wait in the kernel's queue. Default 8,192: upstream's initiators open one for each request of a batch, and a
+	// refused one costs an outage.
 	MaxConns int
-	// Native off makes the engine one that a kvferry peer can't tell from Mooncake's.
+	// PeerConns bounds the connections to one peer of version 2. Default 8.
+	PeerConns int
+
+	// Foreign makes the engine one that a kvferry peer can't tell from Mooncake's.
 	Foreign bool
 	// Version1 makes the target one of before version 2, and the initiator speak version 1 to everybody.
 	Version1 bool
 }
 
-func (c Config) withDefaults() Config {
-	if c.Bind == "" {
-		c.Bind = "127.0.0.1"
-	}
-	if c.Advertise == "" {
-		c.Advertise = c.Bind
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+func (c Config) withDefaults() (Config, error) {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
 			*d = v
 		}
 	}
-	def(&c.DialTimeout, 5*time.Second)
-	def(&c.Progress, 10*time.Second)
-	def(&c.Idle, 15*time.Minute)
-	if c.MaxConns == 0 {
-		c.MaxConns = 16384
+	if c.Bind == "" {
+		c.Bind = "127.0.0.1"
 	}
-	return c
+	if c.Advertise == "" {
+		if ip := net.ParseIP(c.Bind); ip != nil && ip.IsUnspecified() {
+			return c, fmt.Errorf("%w: bound to %s, which peers can't dial: want an address to advertise", transfer.ErrInvalid, c.Bind)
+		}
+		c.Advertise = c.Bind
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Instance == (Instance{}) {
+		_, _ = rand.Read(c.Instance[:]) // never fails
+	}
+	def(&c.DialTimeout, 5*time.Second)
+	def(&c.Progress, 30*time.Second)
+	def(&c.Stall, time.Minute)
+	def(&c.Idle, 15*time.Minute)
+	def(&c.Keep, 2*time.Minute)
+	if c.MaxConns == 0 {
+		c.MaxConns = 8192
+	}
+	if c.PeerConns == 0 {
+		c.PeerConns = 8
+	}
+	for _, v := range []struct {
+		name   string
+		n, max int
+	}{{"Port", c.Port, 65535}, {"DataPort", c.DataPort, 65535}, {"AdvertisePort", c.AdvertisePort, 65535}, {"AdvertiseDataPort", c.AdvertiseDataPort, 65535},
+		{"MaxConns", c.MaxConns, 1 << 20}, {"PeerConns", c.PeerConns, 1 << 10}} {
+		if v.n < 0 || v.n > v.max {
+			return c, fmt.Errorf("%w: %s is %d, want 0 to %d", transfer.ErrInvalid, v.name, v.n, v.max)
+		}
+	}
+	return c, nil
 }
 
 // Engine implements transfer.Engine.
@@ -66,53 +104,75 @@ type Engine struct {
 	cfg           Config
 	name          string
 	space         *space.Space
-	control, data net.Listener
+	limits        transfer.Limits
+	control, data *listener
+	counts        counters
 
-	ctx    context.Context
+	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
 	mu     sync.Mutex
-	conns  map[net.Conn]struct{} // of the target
 	peers  map[string]*peer
 	closed bool
 }
 
 var _ transfer.Engine = (*Engine)(nil)
 
-// New binds both listeners and starts to serve.
+// counters are what Stats reports.
+type counters struct {
+	in, sunk, out, refused atomic.Uint64
+}
+
+// Stats is a snapshot of an engine's tables and totals.
+type Stats struct {
+	ControlConns, DataConns int    // at the target
+	Peers, Links            int    // at the initiator: known peers, connections to them, in use or kept
+	BytesIn, BytesSunk      uint64 // payload that came: put in place, dropped
+	BytesOut                uint64 // payload of batches that went out, statuses seen or not
+	Refused                 uint64 // requests that were not admitted
+}
+
+// New binds both listeners and starts to serve. ctx bounds binding alone.
 func New(ctx context.Context, cfg Config) (*Engine, error) {
-	cfg = cfg.withDefaults()
-	e := &Engine{cfg: cfg, space: space.New(), conns: map[net.Conn]struct{}{}, peers: map[string]*peer{}}
-	var lc net.ListenConfig
-	lc.SetMultipathTCP(false)
-	var err error
-	if e.control, err = lc.Listen(ctx, "tcp", net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.Port))); err != nil {
-		return nil, fmt.Errorf("control listener: %w", err)
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
 	}
-	if e.data, err = lc.Listen(ctx, "tcp", net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.DataPort))); err != nil {
-		return nil, errors.Join(fmt.Errorf("data listener: %w", err), e.control.Close())
+	e := &Engine{cfg: cfg, space: space.New(), peers: map[string]*peer{}}
+	if e.control, err = listen(ctx, cfg.Bind, cfg.Port, cfg.MaxConns); err != nil {
+		return nil, fmt.Errorf("control port: %w", err)
 	}
-	e.name = net.JoinHostPort(cfg.Advertise, strconv.Itoa(portOf(e.control)))
+	if e.data, err = listen(ctx, cfg.Bind, cfg.DataPort, cfg.MaxConns); err != nil {
+		_ = e.control.Close()
+		return nil, fmt.Errorf("data port: %w", err)
+	}
+	if e.cfg.AdvertisePort == 0 {
+		e.cfg.AdvertisePort = e.control.port()
+	}
+	if e.cfg.AdvertiseDataPort == 0 {
+		e.cfg.AdvertiseDataPort = e.data.port()
+	}
+	e.name = net.JoinHostPort(cfg.Advertise, strconv.Itoa(e.cfg.AdvertisePort))
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.wg.Go(func() { e.accept(e.control, e.serveControl) })
 	e.wg.Go(func() { e.accept(e.data, e.serveData) })
+	e.wg.Go(e.sweep)
 	return e, nil
-}
-
-func portOf(l net.Listener) int {
-	if a, ok := l.Addr().(*net.TCPAddr); ok {
-		return a.Port
-	}
-	return 0
 }
 
 // Name implements transfer.Engine.
 func (e *Engine) Name() string { return e.name }
 
+// Instance is the id of this incarnation.
+func (e *Engine) Instance() Instance { return e.cfg.Instance }
+
+// Addrs are the addresses that are bound.
+func (e *Engine) Addrs() (control, data net.Addr) { return e.control.Addr(), e.data.Addr() }
+
 // Capabilities implements transfer.Engine. Towards a peer of version 1, confirmation is the clean end of a connection that we half-closed.
 func (e *Engine) Capabilities() transfer.Capabilities {
-	return transfer.Capabilities{ReceiverApplied: true, VirtualPages: true, Confirmed: true}
+	return transfer.Capabilities{ReceiverApplied: true, VirtualPages: true, Confirmed: true, CancelProves: true}
 }
 
 // Register implements transfer.Engine.
@@ -123,12 +183,124 @@ func (e *Engine) Register(mem []byte, item int) (transfer.Region, error) {
 // Open implements transfer.Engine.
 func (e *Engine) Open(g transfer.Grant) (transfer.Lease, error) { return e.space.Open(g) }
 
-// accept serves connections until the listener is closed.
-func (e *Engine) accept(l net.Listener, serve func(net.Conn)) {
+// Restrict implements transfer.Engine.
+func (e *Engine) Restrict(peer string, ranges []transfer.Range) error {
+	return e.limits.Set(peer, ranges)
+}
+
+// Stats counts.
+func (e *Engine) Stats() Stats {
+	s := Stats{
+		ControlConns: e.control.count(), DataConns: e.data.count(),
+		BytesIn: e.counts.in.Load(), BytesSunk: e.counts.sunk.Load(), BytesOut: e.counts.out.Load(), Refused: e.counts.refused.Load(),
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.Peers = len(e.peers)
+	for _, p := range e.peers {
+		s.Links += p.count()
+	}
+	return s
+}
+
+// listener is a listener and the connections that came by it.
+type listener struct {
+	*net.TCPListener
+	max int
+
+	mu    sync.Mutex
+	conns map[*conn]struct{}
+	room  chan struct{} // has an element when a connection has ended
+}
+
+// conn is a connection at the target.
+type conn struct {
+	*net.TCPConn
+	silent atomic.Int64 // since when it waits for a request, in Unix nanoseconds; 0: it is at work
+}
+
+func listen(ctx context.Context, host string, port, limit int) (*listener, error) {
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false) // pages are no reason for another kernel path
+	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, err
+	}
+	return &listener{TCPListener: l.(*net.TCPListener), max: limit, conns: map[*conn]struct{}{}, room: make(chan struct{}, 1)}, nil
+}
+
+func (l *listener) port() int { return l.Addr().(*net.TCPAddr).Port }
+
+func (l *listener) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.conns)
+}
+
+// crowded reports whether the limit is reached, and if so closes the connection that has been silent longest, if there is one.
+func (l *listener) crowded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.conns) < l.max {
+		return false
+	}
+	var oldest *conn
+	least := int64(0)
+	for c := range l.conns {
+		if s := c.silent.Load(); s != 0 && (oldest == nil || s < least) {
+			oldest, least = c, s
+		}
+	}
+	if oldest != nil {
+		_ = oldest.Close() // its goroutine notices
+	}
+	return true
+}
+
+func (l *listener) add(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conns[c] = struct{}{}
+}
+
+func (l *listener) remove(c *conn) {
+	l.mu.Lock()
+	delete(l.conns, c)
+	l.mu.Unlock()
+	select {
+	case l.room <- struct{}{}:
+	default:
+	}
+}
+
+// end closes the listener and its connections.
+func (l *listener) end() error {
+	err := l.Close()
+	if errors.Is(err, net.ErrClosed) {
+		err = nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := range l.conns {
+		_ = c.Close()
+	}
+	return err
+}
+
+// accept serves connections until the engine is closed.
+func (e *Engine) accept(l *listener, serve func(*conn)) {
 	for {
-		c, err := l.Accept()
+		for l.crowded() {
+			select {
+			case <-l.room:
+			case <-time.After(time.Second): // somebody may have fallen silent
+			case <-e.ctx.Done():
+				return
+			}
+		}
+		tc, err := l.AcceptTCP()
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
+			if e.ctx.Err() != nil {
 				return
 			}
 			e.cfg.Logger.Warn("accept", "error", err)
@@ -139,43 +311,32 @@ func (e *Engine) accept(l net.Listener, serve func(net.Conn)) {
 			}
 			continue
 		}
-		e.mu.Lock()
-		if e.closed || len(e.conns) >= 2*e.cfg.MaxConns {
-			e.mu.Unlock()
+		c := &conn{TCPConn: tc}
+		c.silent.Store(time.Now().UnixNano())
+		l.add(c)
+		if e.ctx.Err() != nil { // end may have missed it
 			_ = c.Close()
-			continue
 		}
-		e.conns[c] = struct{}{}
 		e.wg.Go(func() {
+			defer l.remove(c)
+			defer func() { _ = c.Close() }() // everything that had to be sent was
 			serve(c)
-			_ = c.Close()
-			e.mu.Lock()
-			delete(e.conns, c)
-			e.mu.Unlock()
 		})
-		e.mu.Unlock()
 	}
 }
 
 // Close implements transfer.Engine.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
-		return transfer.ErrClosed
-	}
 	e.closed = true
-	e.cancel()
-	err := errors.Join(e.control.Close(), e.data.Close())
-	for c := range e.conns {
-		_ = c.Close()
-	}
-	for _, p := range e.peers {
-		p.closeIdle()
-	}
 	e.mu.Unlock()
+	e.cancel()
+	err := errors.Join(e.control.end(), e.data.end())
+	if err2 := e.space.Close(ctx); err2 != nil {
+		return errors.Join(err, err2)
+	}
 	done := make(chan struct{})
-	go func() {
+	go func() { // ends with the last goroutine of the engine
 		e.wg.Wait()
 		close(done)
 	}()
@@ -185,13 +346,4 @@ func (e *Engine) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return errors.Join(err, fmt.Errorf("memory may still be in use: %w", ctx.Err()))
 	}
-}
-
-// splitName parses a peer's name, host:port with an IPv6 host in brackets.
-func splitName(name string) (host string, port string, err error) {
-	host, port, err = net.SplitHostPort(name)
-	if err == nil && (host == "" || strings.ContainsAny(host, " \t")) {
-		err = fmt.Errorf("%w: peer %q has no host", transfer.ErrInvalid, name)
-	}
-	return host, port, err
 }

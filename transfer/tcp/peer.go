@@ -2,45 +2,54 @@ package tcp
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"strconv"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvferry/kvferry/transfer"
 )
 
-// maxIdle bounds the connections that are kept to one peer between batches.
-const maxIdle = 8
+// Bounds of what is known of peers.
+const (
+	describeTries = 4                     // for a target that has just started and has no descriptor, or no data port, yet
+	describeWait  = 50 * time.Millisecond // between them
+)
 
-// peer is a destination: its descriptor and the connections that no batch uses.
+// peer is a destination: its descriptor and its connections of version 2.
 type peer struct {
 	e    *Engine
 	name string
+	ask  chan struct{} // has an element while somebody asks for the descriptor
 
-	ask  sync.Mutex // one descriptor request at a time
-	desc *descriptor
-
-	mu     sync.Mutex
-	idle   []*link
-	closed bool
+	mu    sync.Mutex
+	desc  *descriptor
+	idle  []*link // the one used last at the end
+	links int     // idle, in use, or being dialled
+	queue []chan *link
+	users int // batches; under Engine.mu
+	used  time.Time
 }
 
-// link is a data connection to a target of version 2.
+// link is a data connection to a target of version 2. One batch at a time has it.
 type link struct {
 	c      *net.TCPConn
+	desc   *descriptor // by which it was dialled
 	native bool
 	reused bool
+	used   time.Time
 }
 
-func (e *Engine) peer(name string) (*peer, error) {
-	if _, _, err := splitName(name); err != nil {
-		return nil, fmt.Errorf("%w: peer %q, want host:port", transfer.ErrInvalid, name)
+// enter finds or makes a peer and counts a batch in.
+func (e *Engine) enter(name string) (*peer, error) {
+	if _, _, err := transfer.SplitName(name); err != nil {
+		return nil, err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -49,196 +58,259 @@ func (e *Engine) peer(name string) (*peer, error) {
 	}
 	p := e.peers[name]
 	if p == nil {
-		p = &peer{e: e, name: name}
+		p = &peer{e: e, name: name, ask: make(chan struct{}, 1)}
 		e.peers[name] = p
 	}
+	p.users++
+	e.wg.Add(1)
 	return p, nil
 }
 
-// gone types a network error.
-func gone(what string, err error) error {
-	var ne net.Error
-	switch {
-	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("%w: %s", transfer.ErrCanceled, what)
-	case errors.As(err, &ne) && ne.Timeout():
-		return fmt.Errorf("%w: %s: %w", transfer.ErrTimeout, what, err)
-	}
-	return fmt.Errorf("%w: %s: %w", transfer.ErrPeerGone, what, err)
+// leave counts a batch out.
+func (p *peer) leave() {
+	p.e.mu.Lock()
+	p.users--
+	p.used = time.Now()
+	p.e.mu.Unlock()
+	p.e.wg.Done()
 }
 
-func (e *Engine) dial(ctx context.Context, addr string) (*net.TCPConn, error) {
-	d := net.Dialer{Timeout: e.cfg.DialTimeout}
-	d.SetMultipathTCP(false)
-	c, err := d.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.TCPConn), nil
+func (p *peer) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.links
 }
 
-// control asks a peer one control message.
-func (e *Engine) control1(ctx context.Context, name string, typ byte, body []byte) ([]byte, error) {
-	c, err := e.dial(ctx, name)
-	if err != nil {
-		return nil, gone("connect to "+name, err)
+// sweep closes connections that nobody uses and forgets peers that nobody writes to, until the engine is closed; then all of them.
+func (e *Engine) sweep() {
+	t := time.NewTicker(max(e.cfg.Keep/4, time.Millisecond))
+	defer t.Stop()
+	for {
+		now := time.Now()
+		select {
+		case now = <-t.C:
+		case <-e.ctx.Done():
+			now = now.Add(100 * 365 * 24 * time.Hour)
+		}
+		e.mu.Lock()
+		for name, p := range e.peers {
+			p.trim(now.Add(-e.cfg.Keep))
+			if p.users == 0 && p.count() == 0 && now.Sub(p.used) > e.cfg.Keep {
+				delete(e.peers, name)
+			}
+		}
+		e.mu.Unlock()
+		if e.ctx.Err() != nil {
+			return
+		}
 	}
-	defer func() { _ = c.Close() }() // one message a connection
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	_ = c.SetDeadline(time.Now().Add(e.cfg.DialTimeout))
-	if _, err := c.Write(appendControl(nil, typ, body)); err != nil {
-		return nil, gone("ask "+name, err)
-	}
-	got, answer, err := readControl(c)
-	if errors.Is(err, errControl) {
-		return nil, fmt.Errorf("%w: %s: %w", transfer.ErrProtocol, name, err)
-	}
-	if err != nil {
-		return nil, gone("answer of "+name, err)
-	}
-	if got != typ {
-		return nil, fmt.Errorf("%w: %s answered type %d to %d", transfer.ErrProtocol, name, got, typ)
-	}
-	return answer, nil
 }
 
-// Probe asks whether a peer's engine answers. A peer from before probes closes without an answer, and is asked for its descriptor instead.
-func (e *Engine) Probe(ctx context.Context, name string) error {
-	if _, _, err := splitName(name); err != nil {
-		return fmt.Errorf("%w: peer %q, want host:port", transfer.ErrInvalid, name)
-	}
-	_, err := e.control1(ctx, name, typeProbe, []byte("{}"))
-	if errors.Is(err, io.EOF) {
-		_, err = e.control1(ctx, name, typeMetadata, []byte("{}"))
-	}
-	return err
+// trim closes the idle connections that were last used before a time, and those whose peer is gone.
+func (p *peer) trim(before time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle = slices.DeleteFunc(p.idle, func(l *link) bool {
+		if !l.used.Before(before) && l.silent() {
+			return false
+		}
+		_ = l.c.Close() // idle
+		p.links--
+		return true
+	})
 }
 
-// describe asks for the descriptor once; a target that has just started may not have one yet, and is asked again.
+// describe is the peer's descriptor, asked for once.
 func (p *peer) describe(ctx context.Context) (*descriptor, error) {
-	p.ask.Lock()
-	defer p.ask.Unlock()
-	if p.desc != nil {
-		return p.desc, nil
+	select {
+	case p.ask <- struct{}{}:
+	case <-ctx.Done():
+		return nil, p.e.ended("descriptor of " + p.name)
 	}
-	for try := 0; ; try++ {
-		body, err := p.e.control1(ctx, p.name, typeMetadata, []byte("{}"))
+	defer func() { <-p.ask }()
+	p.mu.Lock()
+	d := p.desc
+	p.mu.Unlock()
+	for try := 1; d == nil; try++ {
+		body, err := p.e.ask(ctx, p.name, typeMetadata, []byte("{}"))
 		if err != nil {
 			return nil, err
 		}
-		if json.Valid(body) && string(trim(body)) == "null" && try < 3 {
-			select {
-			case <-time.After(50 * time.Millisecond):
-				continue
-			case <-ctx.Done():
-				return nil, fmt.Errorf("%w: descriptor of %s", transfer.ErrCanceled, p.name)
-			}
-		}
-		d, err := readDescriptor(body)
-		if err != nil {
+		if d, err = readDescriptor(body); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", transfer.ErrProtocol, p.name, err)
 		}
-		p.desc = &d
-		return p.desc, nil
+		if d == nil && try == describeTries {
+			return nil, fmt.Errorf("%w: %s has no descriptor", transfer.ErrPeerGone, p.name)
+		}
+		if d == nil && !pause(ctx) {
+			return nil, p.e.ended("descriptor of " + p.name)
+		}
+	}
+	p.mu.Lock()
+	p.desc = d
+	p.mu.Unlock()
+	return d, nil
+}
+
+// pause waits before another try.
+func pause(ctx context.Context) bool {
+	select {
+	case <-time.After(describeWait):
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
-func trim(b []byte) []byte {
-	for len(b) > 0 && (b[len(b)-1] == '\n' || b[len(b)-1] == ' ') {
-		b = b[:len(b)-1]
+// forget drops a descriptor and the idle connections after a failure: the name may belong to another incarnation now.
+func (p *peer) forget(d *descriptor) {
+	p.mu.Lock()
+	if p.desc == d {
+		p.desc = nil
 	}
-	return b
+	p.mu.Unlock()
+	p.trim(time.Now().Add(time.Hour))
 }
 
-// forget drops what is known of a peer after a failure.
-func (p *peer) forget() {
-	p.ask.Lock()
-	p.desc = nil
-	p.ask.Unlock()
-	p.closeIdleKeepOpen()
-}
-
-func (p *peer) dataAddr(d *descriptor) string {
-	host := d.DataHost
-	if host == "" {
-		host, _, _ = net.SplitHostPort(d.Name)
-	}
-	if host == "" {
-		host, _, _ = net.SplitHostPort(p.name)
-	}
-	return net.JoinHostPort(host, strconv.Itoa(d.DataPort))
-}
-
-// get returns an idle connection or a new one. fresh: never an idle one.
+// get gives a batch a connection: an idle one unless fresh, or a new one, or, while there are as many as may be, the next that is given back.
 func (p *peer) get(ctx context.Context, d *descriptor, fresh bool) (*link, error) {
-	if !fresh {
-		p.mu.Lock()
-		if n := len(p.idle); n > 0 {
-			l := p.idle[n-1]
-			p.idle = p.idle[:n-1]
+	p.mu.Lock()
+	for !fresh && len(p.idle) > 0 {
+		l := p.idle[len(p.idle)-1]
+		p.idle = p.idle[:len(p.idle)-1]
+		if l.desc == d && l.silent() {
 			p.mu.Unlock()
 			l.reused = true
 			return l, nil
 		}
-		p.mu.Unlock()
+		_ = l.c.Close() // stale
+		p.links--
 	}
-	addr := p.dataAddr(d)
+	if p.links < p.e.cfg.PeerConns {
+		p.links++
+		p.mu.Unlock()
+		return p.connect(ctx, d)
+	}
+	mine := make(chan *link, 1)
+	p.queue = append(p.queue, mine)
+	p.mu.Unlock()
+	var l *link
+	select {
+	case l = <-mine:
+	case <-ctx.Done():
+		p.mu.Lock()
+		i := slices.Index(p.queue, mine)
+		if i >= 0 {
+			p.queue = slices.Delete(p.queue, i, i+1)
+		}
+		p.mu.Unlock()
+		if i < 0 { // it has been served in the meantime
+			p.put(<-mine)
+		}
+		return nil, p.e.ended("wait for a connection to " + p.name)
+	}
+	if l != nil && l.desc == d && !fresh {
+		l.reused = true
+		return l, nil
+	}
+	if l != nil {
+		_ = l.c.Close() // of an older descriptor, or not wanted
+	}
+	return p.connect(ctx, d)
+}
+
+// connect dials in the place that get has taken; it is given back on failure.
+func (p *peer) connect(ctx context.Context, d *descriptor) (*link, error) {
+	addr := d.dataAddr(p.name)
+	for try := 1; ; try++ {
+		l, err := p.open(ctx, d, addr)
+		if err == nil {
+			return l, nil
+		}
+		if try == 1 && errors.Is(err, syscall.ECONNREFUSED) && pause(ctx) { // a target listens on its data port last
+			continue
+		}
+		p.put(nil)
+		return nil, err
+	}
+}
+
+// open dials, and says hello to a native peer.
+func (p *peer) open(ctx context.Context, d *descriptor, addr string) (*link, error) {
 	c, err := p.e.dial(ctx, addr)
 	if err != nil {
-		return nil, gone("connect to "+addr, err)
+		return nil, err
 	}
-	l := &link{c: c, native: d.Native > 0 && !p.e.cfg.Foreign}
+	l := &link{c: c, desc: d, native: d.Native > 0 && d.Instance != nil && !p.e.cfg.Foreign}
 	if !l.native {
 		return l, nil
 	}
-	var hello [headerLen]byte
-	putHeader(hello[:], header{helloSize, helloAddr, opHello})
 	_ = c.SetDeadline(time.Now().Add(p.e.cfg.DialTimeout))
-	if _, err = c.Write(hello[:]); err == nil {
-		_, err = io.ReadFull(c, hello[:statusLen])
-	}
-	_ = c.SetDeadline(time.Time{})
-	if err == nil {
-		var code uint32
-		if code, err = parseStatus(hello[:]); err == nil && code != statusOK {
-			err = fmt.Errorf("%w: hello answered with status %d", transfer.ErrProtocol, code)
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(past) })
+	b := appendHeader(make([]byte, 0, headerLen+helloLen), header{helloSize, helloAddr, opHello})
+	b = append(append(b, p.e.cfg.Instance[:]...), d.Instance[:]...)
+	var code uint32
+	if _, err = c.Write(b); err == nil {
+		if _, err = io.ReadFull(c, b[:statusLen]); err == nil {
+			code, err = parseStatus(b)
 		}
 	}
-	if err != nil {
-		return nil, errors.Join(gone("hello to "+addr, err), c.Close())
+	if !stop() {
+		_ = c.Close() // useless
+		return nil, p.e.ended("hello to " + addr)
 	}
-	return l, nil
+	_ = c.SetDeadline(time.Time{})
+	switch {
+	case err == nil && code == statusOK:
+		return l, nil
+	case errors.Is(err, errStatus):
+		err = fmt.Errorf("%w: %s: %w", transfer.ErrProtocol, addr, err)
+	case err == nil:
+		err = fmt.Errorf("%w: %s is not the incarnation that it was (status %d)", transfer.ErrPeerGone, addr, code)
+	default:
+		err = gone("hello to "+addr, err)
+	}
+	_ = c.Close() // useless
+	return nil, err
 }
 
-// put keeps a sound connection for the next batch.
+// put gives a connection back, or, as nil, only its place.
 func (p *peer) put(l *link) {
+	now := time.Now()
 	p.mu.Lock()
-	if !p.closed && len(p.idle) < maxIdle {
-		p.idle = append(p.idle, l)
-		l = nil
+	defer p.mu.Unlock()
+	if len(p.queue) > 0 {
+		next := p.queue[0]
+		p.queue = p.queue[1:]
+		next <- l // has room
+		return
 	}
-	p.mu.Unlock()
-	if l != nil {
-		_ = l.c.Close()
+	if l == nil {
+		p.links--
+		return
 	}
+	if l.desc != p.desc || p.e.ctx.Err() != nil {
+		_ = l.c.Close() // nobody will want it
+		p.links--
+		return
+	}
+	l.used = now
+	p.idle = append(p.idle, l)
 }
 
-func (p *peer) closeIdle() {
-	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
-	p.closeIdleKeepOpen()
-}
-
-func (p *peer) closeIdleKeepOpen() {
-	p.mu.Lock()
-	idle := p.idle
-	p.idle = nil
-	p.mu.Unlock()
-	for _, l := range idle {
-		_ = l.c.Close()
+// silent reports whether the connection is as an idle one should be: open, with nothing to read.
+func (l *link) silent() bool {
+	raw, err := l.c.SyscallConn()
+	if err != nil {
+		return false
 	}
+	ok := false
+	err = raw.Control(func(fd uintptr) {
+		var b [1]byte
+		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		ok = errors.Is(err, unix.EAGAIN)
+	})
+	return err == nil && ok
 }
 
 // reset reports an error that a connection shows when its other end closed it while it was idle.

@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"os"
+	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/transfer"
 	"github.com/kvferry/kvferry/transfer/space"
@@ -15,129 +18,186 @@ import (
 // Bounds of the target.
 const (
 	bufferLen  = 64 << 10
-	directFrom = 16 << 10         // payloads from this size on are read straight into memory, their headers on their own
-	drainTime  = time.Second      // after a rejection, for the peer to read its status
-	drainBytes = 1 << 20          //
-	stallTime  = 30 * time.Second // a header or payload that has begun and does not go on
-	askTime    = 5 * time.Second  // a control message
+	directFrom = 16 << 10        // payloads from this size on are read straight into memory
+	acksLen    = 512 * statusLen // statuses gathered at most
+	drainTime  = time.Second     // after a rejection, for the peer to read its status before the connection is reset
+	drainBytes = 1 << 20         // as well
+	refusedMax = 1 << 40         // payload of a refused native request that is read and dropped: a terabyte is no batch
+	askTime    = 5 * time.Second // for a control message, as upstream's daemon allows
 )
 
 // serveControl answers one control message.
-func (e *Engine) serveControl(c net.Conn) {
+func (e *Engine) serveControl(c *conn) {
+	c.silent.Store(0)
 	_ = c.SetDeadline(time.Now().Add(askTime))
 	typ, body, err := readControl(c)
 	if err != nil {
 		return
 	}
-	var answer any
-	switch typ {
-	case typeMetadata:
-		answer = e.describe()
-	case typeNotify:
-		var n struct {
-			Name string `json:"name"`
-			Msg  string `json:"notify_msg"`
-		}
-		if json.Unmarshal(body, &n) != nil {
-			return
-		}
-		answer = map[string]string{"name": "", "notify_msg": "success"}
-	case typeProbe:
-		answer = map[string]string{"status": "success"}
-	case typeConnection, typeOld:
-		if !json.Valid(body) {
-			return
-		}
-		answer = map[string]any{"local_gid": "", "local_lid": 0, "local_nic_path": "", "payload": "", "peer_nic_path": "", "qp_num": []int{}, "reply_msg": "transport not supported"}
-	default:
+	a := e.answer(typ, body)
+	if a == nil {
+		e.cfg.Logger.Debug("control message dropped", "peer", c.RemoteAddr().String(), "type", typ, "bytes", len(body))
 		return
 	}
-	text, err := json.Marshal(answer)
+	text, err := json.Marshal(a)
 	if err != nil {
 		return
 	}
 	if _, err := c.Write(appendControl(nil, typ, append(text, '\n'))); err != nil {
 		return
 	}
-	_ = c.(*net.TCPConn).CloseWrite()
-	_, _ = io.CopyN(io.Discard, c, 1) // until the peer closes
+	_ = c.CloseWrite()
+	_, _ = io.CopyN(io.Discard, c, 1) // until the peer closes, which it does when it has the answer
 }
 
-func (e *Engine) describe() descriptor {
-	d := descriptor{Name: e.name, Protocol: "tcp", DataHost: e.cfg.Advertise, DataPort: portOf(e.data), ProtoVersion: 2, Native: 1, Buffers: []json.RawMessage{}}
-	if e.cfg.Foreign {
-		d.Native = 0
-	}
-	if e.cfg.Version1 {
-		d.ProtoVersion, d.Native = 0, 0
-	}
-	return d
-}
+var buffers = sync.Pool{New: func() any { return new([bufferLen]byte) }}
 
 // server serves one data connection.
 type server struct {
-	e      *Engine
-	c      *net.TCPConn
-	buf    []byte
-	r, w   int // buf[r:w] is read ahead
-	direct bool
+	e    *Engine
+	c    *conn
+	raw  syscall.RawConn
+	cur  space.Cursor
+	acks []byte
+
+	buf    *[bufferLen]byte // borrowed; nil while an idle connection waits
+	r, w   int              // buf[r:w] is read ahead
+	direct bool             // the last payload was large: the next is likely to be, so only its header is read ahead
 	native bool
-	acks   []byte
-	kicked func()
+	first  bool // no request has come yet
+
+	// Of the read under way.
+	try    func(uintptr) bool
+	mem    []byte // lent by cur, filled first
+	ahead  int    // then so many bytes of buf
+	wait   time.Duration
+	idle   bool // buf may be given back while the read waits
+	waited bool
+	iov    [2][]byte
+	n      int
+	err    error
 }
 
 // serveData answers requests in order until the peer closes.
-func (e *Engine) serveData(conn net.Conn) {
-	s := &server{e: e, c: conn.(*net.TCPConn), buf: make([]byte, bufferLen), acks: make([]byte, 0, 4096)}
-	s.kicked = func() { _ = s.c.SetDeadline(time.Unix(1, 0)) }
+func (e *Engine) serveData(c *conn) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return
+	}
+	s := &server{e: e, c: c, raw: raw, acks: make([]byte, 0, acksLen), first: true}
+	s.try = s.tryRead
+	s.cur.Kick = func() { _ = c.SetDeadline(time.Unix(1, 0)) }
 	for {
 		h, err := s.header()
-		if err != nil {
-			return
+		if err != nil || !s.request(h) {
+			break
 		}
-		if !s.request(h) {
-			return
+	}
+	s.cur.End()
+	if s.buf != nil {
+		buffers.Put(s.buf)
+	}
+}
+
+// errUnsent says that statuses must be sent before anything more is waited for.
+var errUnsent = errors.New("statuses wait")
+
+// tryRead reads what there is. While there is nothing, it sends the statuses that wait, sets the deadline, and reports false: wait. It never
+// blocks, since memory is lent to it.
+func (s *server) tryRead(fd uintptr) bool {
+	for {
+		if s.buf == nil {
+			s.buf = buffers.Get().(*[bufferLen]byte)
+		}
+		s.iov = [2][]byte{s.mem, s.buf[s.w : s.w+s.ahead]}
+		n, err := readv(fd, &s.iov)
+		switch {
+		case err == nil && n == 0:
+			s.err = io.EOF
+			return true
+		case err == nil:
+			s.n = n
+			return true
+		case errors.Is(err, unix.EINTR):
+			continue
+		case !errors.Is(err, unix.EAGAIN):
+			s.err = err
+			return true
+		}
+		if len(s.acks) > 0 {
+			n, err := unix.Write(int(fd), s.acks)
+			if n == len(s.acks) {
+				s.acks = s.acks[:0]
+				continue
+			}
+			if n > 0 {
+				s.acks = s.acks[:copy(s.acks, s.acks[n:])]
+			}
+			s.err = errUnsent
+			if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+				s.err = err
+			}
+			return true
+		}
+		if s.idle && s.w == s.r {
+			buffers.Put(s.buf)
+			s.buf, s.r, s.w = nil, 0, 0
+			s.iov = [2][]byte{}
+			s.c.silent.Store(time.Now().UnixNano())
+		}
+		s.waited = true
+		_ = s.c.SetReadDeadline(time.Now().Add(s.wait))
+		return s.mem != nil && s.cur.Sealed() // checked after the deadline is set: a kick before would be undone by it
+	}
+}
+
+// read reads into mem, which cur has lent, and then up to ahead bytes into the buffer. n counts those of both. n = 0 without an error: the
+// lease was sealed.
+func (s *server) read(mem []byte, ahead int, wait time.Duration) (int, error) {
+	if s.r == s.w {
+		s.r, s.w = 0, 0
+	} else if s.w+ahead > bufferLen {
+		s.w = copy(s.buf[:], s.buf[s.r:s.w])
+		s.r = 0
+	}
+	s.mem, s.ahead, s.wait = mem, min(ahead, bufferLen-s.w), wait
+	defer func() { s.mem, s.iov = nil, [2][]byte{} }()
+	for {
+		s.n, s.err, s.waited = 0, nil, false
+		err := s.raw.Read(s.try)
+		if err == nil {
+			err = s.err
+		}
+		switch {
+		case err == nil:
+			if s.n > len(mem) {
+				s.w += s.n - len(mem)
+			}
+			return s.n, nil
+		case errors.Is(err, errUnsent) && mem == nil:
+			if err := s.flush(); err != nil {
+				return 0, err
+			}
+		case errors.Is(err, errUnsent): // the memory must not be held while we wait for the peer
+			return 0, err
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return 0, err
+		case mem != nil && s.cur.Sealed():
+			return 0, nil
+		case s.waited:
+			return 0, err
+		default: // a deadline of an earlier read, or of a kick that came late
+			_ = s.c.SetReadDeadline(time.Time{})
 		}
 	}
 }
 
-// header reads the next header. Statuses that wait are sent before anything is waited for.
-func (s *server) header() (header, error) {
-	if s.w-s.r < headerLen {
-		if err := s.flush(); err != nil {
-			return header{}, err
-		}
-	}
-	for first := true; s.w-s.r < headerLen; first = false {
-		if s.r > 0 {
-			s.w = copy(s.buf, s.buf[s.r:s.w])
-			s.r = 0
-		}
-		limit := len(s.buf)
-		if s.direct {
-			limit = headerLen
-		}
-		wait := stallTime
-		if first && s.w == 0 {
-			wait = s.e.cfg.Idle
-		}
-		_ = s.c.SetReadDeadline(time.Now().Add(wait))
-		n, err := s.c.Read(s.buf[s.w:limit])
-		s.w += n
-		if err != nil {
-			return header{}, err
-		}
-	}
-	h := parseHeader(s.buf[s.r:])
-	s.r += headerLen
-	return h, nil
-}
-
+// flush sends the statuses that wait.
 func (s *server) flush() error {
 	if len(s.acks) == 0 {
 		return nil
 	}
-	_ = s.c.SetWriteDeadline(time.Now().Add(stallTime))
+	_ = s.c.SetWriteDeadline(time.Now().Add(s.e.cfg.Stall))
 	_, err := s.c.Write(s.acks)
 	s.acks = s.acks[:0]
 	return err
@@ -145,106 +205,154 @@ func (s *server) flush() error {
 
 func (s *server) status(code uint32) bool {
 	s.acks = appendStatus(s.acks, code)
-	return len(s.acks) < cap(s.acks)-statusLen || s.flush() == nil
+	return len(s.acks) < acksLen || s.flush() == nil
+}
+
+// need reads until n bytes are ahead. idle: the connection may have nothing to say for long.
+func (s *server) need(n int, idle bool) error {
+	for s.w-s.r < n {
+		ahead, wait := bufferLen, s.e.cfg.Stall
+		if s.direct {
+			ahead = n - (s.w - s.r)
+		}
+		s.idle = idle && s.w == s.r
+		if s.idle {
+			wait = s.e.cfg.Idle
+		}
+		_, err := s.read(nil, ahead, wait)
+		s.idle = false
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *server) header() (header, error) {
+	if err := s.need(headerLen, true); err != nil {
+		return header{}, err
+	}
+	s.c.silent.Store(0)
+	h := parseHeader(s.buf[s.r:])
+	s.r += headerLen
+	return h, nil
 }
 
 // request serves one request; false ends the connection.
 func (s *server) request(h header) bool {
-	if h.op == opHello && h.size == helloSize && h.addr == helloAddr && !s.e.cfg.Foreign && !s.e.cfg.Version1 {
-		s.native = true
-		return s.status(statusOK)
+	first := s.first
+	s.first = false
+	if h.op == opHello && h.size == helloSize && h.addr == helloAddr && first && !s.e.cfg.Foreign && !s.e.cfg.Version1 {
+		return s.hello()
 	}
 	v2 := h.op&flagV2 != 0
-	if h.size == 0 && !v2 {
+	if h.size == 0 && !v2 { // a no-op in version 1
 		return true
 	}
 	s.direct = h.size >= directFrom
-	cur, err := s.e.space.Begin(h.addr, h.size, s.kicked)
-	if h.op&^flagV2 != opWrite {
-		return s.read(h, cur, err, v2)
+	err := s.e.space.Begin(&s.cur, h.addr, h.size)
+	if err != nil {
+		s.e.counts.refused.Add(1)
 	}
-	if err != nil && !errors.Is(err, transfer.ErrSealed) || err != nil && s.native {
-		return s.refuse(h, err, v2)
+	if h.op&^flagV2 != opWrite { // anything else is a read, as upstream has it
+		return s.serveRead(err, v2)
 	}
-	if !s.payload(cur) {
+	if err != nil && !s.native && !errors.Is(err, transfer.ErrSealed) || err != nil && h.size > refusedMax {
+		s.e.cfg.Logger.Debug("write refused", "peer", s.c.RemoteAddr().String(), "bytes", h.size, "error", err)
+		return s.reject(v2)
+	}
+	if !s.payload() {
 		return false
 	}
-	if !v2 {
-		return true
+	code := uint32(statusOK)
+	if s.native {
+		if err == nil && s.cur.Sunk() {
+			err = transfer.ErrSealed
+		}
+		code = codeOf(err)
 	}
-	if s.native && cur.Sunk() {
-		return s.status(statusSealed)
+	return !v2 || s.status(code)
+}
+
+// hello begins a native connection.
+func (s *server) hello() bool {
+	if s.need(helloLen, false) != nil {
+		return false
 	}
+	var from, to Instance
+	s.r += copy(from[:], s.buf[s.r:])
+	s.r += copy(to[:], s.buf[s.r:])
+	if to != s.e.cfg.Instance {
+		_ = s.status(statusOtherInstance) && s.flush() == nil
+		return false
+	}
+	s.native = true
+	s.e.cfg.Logger.Debug("native data connection", "peer", s.c.RemoteAddr().String(), "instance", from)
 	return s.status(statusOK)
 }
 
 // payload moves the bytes of a write to memory or to the sink.
-func (s *server) payload(cur *space.Cursor) bool {
+func (s *server) payload() bool {
+	cur := &s.cur
 	for cur.Left() > 0 {
-		_ = s.c.SetReadDeadline(time.Now().Add(stallTime)) // before Next, so that a kick that follows it is not undone
-		mem := cur.Next(0)
-		if mem == nil {
-			n, err := s.sink(cur.Left())
-			cur.Discard(n)
-			if err != nil {
-				return false
+		var err error
+		switch {
+		case s.r < s.w: // what was read ahead
+			b := s.buf[s.r:s.w]
+			if uint64(len(b)) > cur.Left() {
+				b = b[:cur.Left()]
 			}
-			continue
+			n := s.place(b)
+			s.r += n
+		case s.direct:
+			err = s.readDirect()
+		default:
+			_, err = s.read(nil, bufferLen, s.e.cfg.Stall)
 		}
-		n, err := s.fill(mem)
-		cur.Place(n)
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return false
-		}
-		if err != nil && n == 0 && !s.stalled(cur) {
+		if err != nil {
+			s.e.cfg.Logger.Debug("write cut", "peer", s.c.RemoteAddr().String(), "left", cur.Left(), "error", err)
 			return false
 		}
 	}
 	return true
 }
 
-// stalled tells a kick from a peer that has stopped sending: after a kick the lease is sealed.
-func (s *server) stalled(cur *space.Cursor) (goOn bool) {
-	mem := cur.Next(1)
+// place copies bytes that were read ahead, of the write under way, and returns how many are dealt with.
+func (s *server) place(b []byte) int {
+	if n := s.cur.Copy(b); n > 0 {
+		s.e.counts.in.Add(uint64(n))
+		return n
+	}
+	s.cur.Discard(len(b))
+	s.e.counts.sunk.Add(uint64(len(b)))
+	return len(b)
+}
+
+// readDirect reads from the socket into memory, with the header that follows.
+func (s *server) readDirect() error {
+	mem := s.cur.Next(0)
 	if mem == nil {
-		return true
+		_, err := s.read(nil, int(min(s.cur.Left(), bufferLen)), s.e.cfg.Stall)
+		return err // place drops it
 	}
-	cur.Place(0)
-	return false
-}
-
-// fill reads into memory: what was read ahead, else straight from the socket.
-func (s *server) fill(mem []byte) (int, error) {
-	if s.r < s.w {
-		n := copy(mem, s.buf[s.r:s.w])
-		s.r += n
-		return n, nil
+	ahead := 0
+	if uint64(len(mem)) == s.cur.Left() {
+		ahead = headerLen
 	}
-	if len(mem) < directFrom && !s.direct {
-		s.r, s.w = 0, 0
-		n, err := s.c.Read(s.buf)
-		s.w = n
-		n = copy(mem, s.buf[:n])
-		s.r = n
-		return n, err
+	n, err := s.read(mem, ahead, s.e.cfg.Stall)
+	n = min(n, len(mem))
+	s.cur.Place(n)
+	s.e.counts.in.Add(uint64(n))
+	if errors.Is(err, errUnsent) {
+		return s.flush()
 	}
-	return s.c.Read(mem)
-}
-
-// sink reads and drops up to n bytes.
-func (s *server) sink(n uint64) (int, error) {
-	if s.r < s.w {
-		k := min(s.w-s.r, int(min(n, bufferLen)))
-		s.r += k
-		return k, nil
-	}
-	s.r, s.w = 0, 0
-	_ = s.c.SetReadDeadline(time.Now().Add(stallTime))
-	return s.c.Read(s.buf[:min(n, bufferLen)])
+	return err
 }
 
 func codeOf(err error) uint32 {
 	switch {
+	case err == nil:
+		return statusOK
 	case errors.Is(err, transfer.ErrSealed):
 		return statusSealed
 	case errors.Is(err, transfer.ErrNotRegistered):
@@ -253,52 +361,46 @@ func codeOf(err error) uint32 {
 	return statusOutOfRange
 }
 
-// refuse answers a write that is not admitted. A native peer gets the reason and the connection goes on; of others it ends, as upstream's do.
-func (s *server) refuse(h header, err error, v2 bool) bool {
-	s.e.cfg.Logger.Debug("write refused", "peer", s.c.RemoteAddr(), "bytes", h.size, "error", err)
-	if s.native {
-		for left := h.size; left > 0; {
-			n, err := s.sink(left)
-			left -= uint64(n)
-			if err != nil {
-				return false
-			}
-		}
-		return s.status(codeOf(err))
+// reject answers a request that is not admitted, and ends the connection as upstream's targets do.
+func (s *server) reject(v2 bool) bool {
+	if !v2 {
+		_ = s.c.SetLinger(0) // payload may have been read ahead, and a clean end would tell the peer that all is well
+		return false
 	}
-	if v2 && s.status(statusRejected) && s.flush() == nil {
-		_ = s.c.CloseWrite()
-		_ = s.c.SetReadDeadline(time.Now().Add(drainTime))
-		_, _ = io.CopyN(io.Discard, s.c, drainBytes)
+	if !s.status(statusRejected) || s.flush() != nil {
+		return false
 	}
+	_ = s.c.CloseWrite()
+	_ = s.c.SetReadDeadline(time.Now().Add(drainTime))
+	_, _ = io.CopyN(io.Discard, s.c, drainBytes)
 	return false
 }
 
-// read answers a READ: of an open lease, its bytes; of anything else, a refusal.
-func (s *server) read(h header, cur *space.Cursor, err error, v2 bool) bool {
+// serveRead answers a READ: of an open lease, its bytes; of anything else, a refusal. err is Begin's.
+func (s *server) serveRead(err error, v2 bool) bool {
 	if err != nil {
 		if s.native {
 			return s.status(codeOf(err))
 		}
-		if v2 && s.status(statusRejected) {
-			_ = s.flush()
-		}
-		return false
+		return s.reject(v2)
 	}
+	cur := &s.cur
+	cur.Read()
 	if v2 && !s.status(statusOK) || s.flush() != nil {
 		return false
 	}
 	for cur.Left() > 0 {
-		_ = s.c.SetWriteDeadline(time.Now().Add(stallTime)) // before Next, as above
+		_ = s.c.SetWriteDeadline(time.Now().Add(s.e.cfg.Stall)) // before Next, so that no kick is undone
 		mem := cur.Next(0)
 		if mem == nil {
 			return false // sealed in the middle: the rest can't be had
 		}
 		n, err := s.c.Write(mem)
-		cur.Pass(n)
-		if err != nil {
+		cur.Place(n)
+		if err != nil && cur.Left() > 0 {
 			return false
 		}
 	}
+	_ = s.c.SetDeadline(time.Time{})
 	return true
 }

@@ -160,6 +160,8 @@ func (s *suite) concurrentBatches() {
 	from := []transfer.Engine{s.engine(), s.engine()}
 	to := []transfer.Engine{s.engine(), s.engine()}
 	const item, items, rooms = 24 << 10, 8, 6
+	var wg sync.WaitGroup
+	var checks []func()
 	for _, e := range to {
 		for room := range rooms {
 			x := s.target(e, item, items)
@@ -169,15 +171,14 @@ func (s *suite) concurrentBatches() {
 			for p := range items {
 				whole = append(whole, x.frag(uint32(room), p, 0, src[p*item:(p+1)*item]))
 			}
-			s.Cleanup(func() { // before the target's own: after all batches
+			checks = append(checks, func() {
 				x.check()
 				s.whole(l)
 			})
-			var wg sync.WaitGroup
-			s.Cleanup(wg.Wait)
-			for i := range 4 { // each carries a half, in one of two batches, from one of two engines
+			for i := range 4 { // each carries a half, in batches of two fragments, from one of two engines: everything comes twice
 				wg.Go(func() {
-					for k := i % 2 * items / 2; k < (i%2+1)*items/2; k += 2 {
+					half := i % 2 * items / 2
+					for k := half; k < half+items/2; k += 2 {
 						h, err := from[i/2].Write(e.Name(), whole[k:k+2])
 						if err != nil {
 							s.Errorf("write: %v", err)
@@ -191,5 +192,9 @@ func (s *suite) concurrentBatches() {
 				})
 			}
 		}
+	}
+	wg.Wait()
+	for _, check := range checks {
+		check()
 	}
 }

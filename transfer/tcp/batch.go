@@ -1,0 +1,143 @@
+package tcp
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvferry/kvferry/transfer"
+)
+
+// twoLinks is the size from which on a batch is spread over two connections: below, the second costs more than it brings.
+const twoLinks = 1 << 20
+
+// handle implements transfer.Handle.
+type handle struct {
+	ctx     context.Context // ends when the batch is to stop at once: what it has under way is cut
+	cancel  context.CancelFunc
+	done    chan struct{}
+	settled chan struct{}
+	stopped atomic.Bool // nothing more is begun; what is under way ends by itself
+
+	mu  sync.Mutex
+	err error
+	end bool // done is closed
+}
+
+func (h *handle) Done() <-chan struct{}    { return h.done }
+func (h *handle) Settled() <-chan struct{} { return h.settled }
+
+func (h *handle) Err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
+func (h *handle) Cancel() { h.fail(transfer.ErrCanceled) }
+
+// conclude makes err the outcome if there is none yet.
+func (h *handle) conclude(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.end {
+		h.end, h.err = true, err
+		close(h.done)
+	}
+}
+
+// refuse fails the batch with the peer's word. What is under way has answers to come, and the connections stay sound.
+func (h *handle) refuse(err error) {
+	h.stopped.Store(true)
+	h.conclude(err)
+}
+
+// fail fails the batch and cuts what is under way.
+func (h *handle) fail(err error) {
+	h.conclude(err)
+	h.cancel()
+}
+
+// Write implements transfer.Engine.
+func (e *Engine) Write(name string, batch []transfer.Fragment) (transfer.Handle, error) {
+	if err := e.limits.Check(name, batch); err != nil {
+		return nil, err
+	}
+	p, err := e.enter(name)
+	if err != nil {
+		return nil, err
+	}
+	h := &handle{done: make(chan struct{}), settled: make(chan struct{})}
+	h.ctx, h.cancel = context.WithCancel(e.ctx)
+	list := split(batch)
+	go func() { // counted in by enter
+		defer p.leave()
+		if len(list) > 0 {
+			p.carry(h, list)
+		}
+		for _, x := range list {
+			x.release()
+		}
+		h.conclude(nil)
+		h.cancel()
+		close(h.settled)
+	}()
+	return h, nil
+}
+
+// carry writes the parts of a batch.
+func (p *peer) carry(h *handle, list []*part) {
+	d, err := p.describe(h.ctx)
+	if err != nil {
+		h.fail(err)
+		return
+	}
+	if d.ProtoVersion < 2 || p.e.cfg.Version1 {
+		p.writeV1(h, d, list)
+		return
+	}
+	one := func(x *part) {
+		if err := p.writeV2(h, d, x); err != nil {
+			p.forget(d)
+			h.fail(err)
+		}
+	}
+	var wg sync.WaitGroup
+	for _, x := range list[1:] {
+		wg.Go(func() { one(x) })
+	}
+	one(list[0])
+	wg.Wait()
+}
+
+// split copies the batch into one or two parts of about the same size, without the fragments that have no bytes.
+func split(batch []transfer.Fragment) []*part {
+	total, some := 0, 0
+	for _, f := range batch {
+		total += len(f.Src)
+		if len(f.Src) > 0 {
+			some++
+		}
+	}
+	if some == 0 {
+		return nil
+	}
+	n := 1
+	if total >= twoLinks && some > 1 {
+		n = 2
+	}
+	list := make([]*part, 0, n)
+	var x *part
+	carried := 0
+	for _, f := range batch {
+		if len(f.Src) == 0 {
+			continue
+		}
+		if x == nil || len(list) < n && carried >= total/n {
+			x = parts.Get().(*part)
+			list = append(list, x)
+		}
+		x.frags = append(x.frags, f)
+		carried += len(f.Src)
+	}
+	return list
+}
