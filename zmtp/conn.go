@@ -156,6 +156,14 @@ func (c *conn) control(b []byte) {
 	c.signal()
 }
 
+// controlSent says whether no control bytes wait: READY, above all, goes before any message. What the writer has in hand counts as sent,
+// because nobody else writes then.
+func (c *conn) controlSent() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.ctl) == 0
+}
+
 func (c *conn) handshake() error {
 	if err := c.nc.SetReadDeadline(time.Now().Add(c.cfg.HandshakeTimeout)); err != nil {
 		return err

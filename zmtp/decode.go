@@ -68,20 +68,7 @@ func newDecoder(r io.Reader, l Limits) *decoder {
 // fill makes at least n bytes available in the buffer. At the end of the stream: io.EOF if nothing is left in the buffer, else ErrTruncated.
 func (d *decoder) fill(n int) error {
 	for d.end-d.pos < n {
-		switch {
-		case d.pos == d.end:
-			d.pos, d.end = 0, 0
-			if d.full && len(d.buf) < readBufMax {
-				d.buf = make([]byte, readBufMax)
-			}
-		case d.pos+n > len(d.buf):
-			buf := d.buf
-			if n > len(buf) {
-				buf = make([]byte, readBufMax)
-			}
-			d.end = copy(buf, d.buf[d.pos:d.end])
-			d.pos, d.buf = 0, buf
-		}
+		d.makeRoom(n)
 		if d.idle != nil {
 			if err := d.idle(); err != nil {
 				return err
@@ -101,6 +88,21 @@ func (d *decoder) fill(n int) error {
 		}
 	}
 	return nil
+}
+
+// makeRoom prepares the buffer for a read that is to complete n bytes. A buffer that the last read filled grows.
+func (d *decoder) makeRoom(n int) {
+	switch held := d.end - d.pos; {
+	case len(d.buf) < readBufMax && (d.full || n > len(d.buf)):
+		buf := make([]byte, readBufMax)
+		d.end = copy(buf, d.buf[d.pos:d.end])
+		d.pos, d.buf = 0, buf
+	case held == 0:
+		d.pos, d.end = 0, 0
+	case d.pos+n > len(d.buf) || d.full:
+		d.end = copy(d.buf, d.buf[d.pos:d.end])
+		d.pos = 0
+	}
 }
 
 // ended gives a read error its name.

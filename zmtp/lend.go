@@ -87,7 +87,10 @@ func (q *inbox) borrow(ctx context.Context) {
 	clear(ms)
 	if !keep {
 		q.hot = nil
-		l.back <- struct{}{} // has room: one borrower at a time, and the goroutine takes it before it lends again
+		select {
+		case l.back <- struct{}{}:
+		default: // a token is there; the goroutine looks at the state, not at their number
+		}
 	}
 }
 

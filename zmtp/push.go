@@ -178,7 +178,7 @@ func (p *Push) run(ctx context.Context) {
 		} else {
 			attempt++
 		}
-		if ctx.Err() != nil {
+		if p.isEnding() {
 			return
 		}
 		p.cfg.Logger.Debug("zmtp: connect again", "endpoint", p.endpoint, "cause", err, "after", pause)

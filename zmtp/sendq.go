@@ -139,7 +139,7 @@ func (q *sendQueue) put(frames [][]byte, cost, size int, wait bool) (room <-chan
 	if !idle {
 		return nil, nil // whoever writes takes it next
 	}
-	if q.raw != nil && size <= packMax && time.Since(q.lastWrite) >= directAfter {
+	if q.raw != nil && size <= packMax && time.Since(q.lastWrite) >= directAfter && q.conn.controlSent() {
 		q.writeDirect()
 	} else {
 		q.signal()
@@ -279,7 +279,7 @@ func (q *sendQueue) account(b *batch, n int, failed error) (messages int) {
 	q.busy = false
 	q.idle.Signal() // detach
 	defer func() {
-		if q.kick || q.head < len(q.chunks) { // what came meanwhile relied on whoever was writing
+		if q.kick || q.conn != nil && q.head < len(q.chunks) { // what came meanwhile relied on whoever was writing
 			q.kick = false
 			q.signal()
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -275,6 +276,54 @@ func TestAdvertisedAddress(t *testing.T) {
 		}
 		if p.Endpoint() != "tcp://"+want {
 			t.Errorf("Advertise %q: %s, want tcp://%s", setting, p.Endpoint(), want)
+		}
+	}
+}
+
+// The first message goes out behind READY, also when its sender is there the moment the connection comes up.
+func TestFirstMessageComesAfterReady(t *testing.T) {
+	ctx := testContext(t)
+	var ev events
+	pull := listen(t, Config{Events: ev.add})
+	for i := range 200 {
+		want := []byte(strconv.Itoa(i))
+		var push *Push
+		sent := make(chan error, 1)
+		made := make(chan struct{})
+		var once sync.Once
+		var err error
+		push, err = Dial(pull.Endpoint(), Config{Events: func(e ConnEvent) {
+			if e.Kind == Up {
+				once.Do(func() {
+					go func() {
+						<-made
+						for range i % 50 {
+							runtime.Gosched() // a little later each time
+						}
+						sent <- push.TrySend(want)
+					}()
+				})
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		close(made)
+		if err := <-sent; err != nil {
+			t.Fatal(err)
+		}
+		if m, err := pull.Recv(ctx); err != nil || !bytes.Equal(m.Frames[0], want) {
+			t.Fatalf("%q, %v, want %s", m.Frames, err, want)
+		}
+		if dropped, err := push.Close(ctx); dropped != 0 || err != nil {
+			t.Fatalf("Close: %d, %v", dropped, err)
+		}
+	}
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	for _, e := range ev.all {
+		if e.Kind == Rejected {
+			t.Errorf("%+v", e)
 		}
 	}
 }
