@@ -21,6 +21,8 @@ const (
 	helloSize = 0x4b56_4645_5252_5931 // size field of a hello
 	helloAddr = 0x6e61_7469_7665_0001 // address field: version 1 of it
 	helloLen  = 2 * len(Instance{})   // body: the initiator's id, the id it takes the target for
+	opSync    = 0x4c                  // ours, on native connections: send the statuses that wait. No body, no status
+	moreFlag  = 1                     // ours, on native connections, first byte of the padding: another request follows at once
 )
 
 // Status codes. 0 and 1 are Mooncake's, the others are sent on native connections alone.
@@ -33,20 +35,21 @@ const (
 	statusOtherInstance = 5
 )
 
-// header precedes the payload of a request. Its last seven bytes are padding, which a peer may leave uninitialised.
+// header precedes the payload of a request. Its last seven bytes are padding, which a peer may leave uninitialised; on native connections the
+// first of them is flags.
 type header struct {
 	size, addr uint64
-	op         byte
+	op, flags  byte
 }
 
 func parseHeader(b []byte) header {
-	return header{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), b[16]}
+	return header{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), b[16], b[17]}
 }
 
 func appendHeader(b []byte, h header) []byte {
 	b = binary.LittleEndian.AppendUint64(b, h.size)
 	b = binary.LittleEndian.AppendUint64(b, h.addr)
-	return binary.LittleEndian.AppendUint64(b, uint64(h.op))
+	return binary.LittleEndian.AppendUint64(b, uint64(h.op)|uint64(h.flags)<<8)
 }
 
 func appendStatus(b []byte, code uint32) []byte {

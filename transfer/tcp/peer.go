@@ -247,7 +247,7 @@ func (p *peer) open(ctx context.Context, d *descriptor, addr string) (*link, err
 	}
 	_ = c.SetDeadline(time.Now().Add(p.e.cfg.DialTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(past) })
-	b := appendHeader(make([]byte, 0, headerLen+helloLen), header{helloSize, helloAddr, opHello})
+	b := appendHeader(make([]byte, 0, headerLen+helloLen), header{size: helloSize, addr: helloAddr, op: opHello})
 	b = append(append(b, p.e.cfg.Instance[:]...), d.Instance[:]...)
 	var code uint32
 	if _, err = c.Write(b); err == nil {

@@ -273,7 +273,7 @@ func (s *stream) send(ctx context.Context) error {
 				return errBroken
 			}
 		}
-		if err := s.add(ctx, &w, s.x.frags[i]); err != nil {
+		if err := s.add(ctx, &w, i); err != nil {
 			return err
 		}
 	}
@@ -282,6 +282,9 @@ func (s *stream) send(ctx context.Context) error {
 
 // stop ends the sending early, so that as many statuses are read as requests were sent.
 func (s *stream) stop(ctx context.Context, w *watch, sent int64) error {
+	if s.l.native {
+		s.x.bounce = appendHeader(s.x.bounce, header{op: opSync}) // flushes leave room for it
+	}
 	err := s.flush(ctx, w)
 	s.total.Store(sent)
 	_ = s.l.c.SetReadDeadline(past) // the reader may wait for more
@@ -289,19 +292,23 @@ func (s *stream) stop(ctx context.Context, w *watch, sent int64) error {
 }
 
 // add gathers one request. A small payload is copied behind its header; a large one becomes a vector of its own.
-func (s *stream) add(ctx context.Context, w *watch, f transfer.Fragment) error {
-	x := s.x
+func (s *stream) add(ctx context.Context, w *watch, i int) error {
+	x, f := s.x, s.x.frags[i]
+	h := header{size: uint64(len(f.Src)), addr: f.Dst, op: opWrite | flagV2}
+	if s.l.native && i < len(x.frags)-1 {
+		h.flags = moreFlag
+	}
 	small := len(f.Src) < copyBelow
 	need := headerLen
 	if small {
 		need += len(f.Src)
 	}
-	if len(x.bounce)+need > bounceLen || len(x.vectors)+2 > vectorLen || x.bytes > vectorBytes {
+	if len(x.bounce)+need+headerLen > bounceLen || len(x.vectors)+2 > vectorLen || x.bytes > vectorBytes {
 		if err := s.flush(ctx, w); err != nil {
 			return err
 		}
 	}
-	x.bounce = appendHeader(x.bounce, header{uint64(len(f.Src)), f.Dst, opWrite | flagV2})
+	x.bounce = appendHeader(x.bounce, h)
 	if small {
 		x.bounce = append(x.bounce, f.Src...)
 		return nil

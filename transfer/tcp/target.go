@@ -19,7 +19,7 @@ import (
 const (
 	bufferLen  = 64 << 10
 	directFrom = 16 << 10        // payloads from this size on are read straight into memory
-	acksLen    = 512 * statusLen // statuses gathered at most
+	acksLen    = 256 * statusLen // statuses gathered at most: less than any initiator's window
 	drainTime  = time.Second     // after a rejection, for the peer to read its status before the connection is reset
 	drainBytes = 1 << 20         // as well
 	refusedMax = 1 << 40         // payload of a refused native request that is read and dropped: a terabyte is no batch
@@ -64,6 +64,7 @@ type server struct {
 	r, w   int              // buf[r:w] is read ahead
 	direct bool             // the last payload was large: the next is likely to be, so only its header is read ahead
 	native bool
+	more   bool // another request follows at once: statuses may wait
 	first  bool // no request has come yet
 
 	// Of the read under way.
@@ -124,7 +125,7 @@ func (s *server) tryRead(fd uintptr) bool {
 			s.err = err
 			return true
 		}
-		if len(s.acks) > 0 {
+		if len(s.acks) > 0 && !s.more {
 			n, err := unix.Write(int(fd), s.acks)
 			if n == len(s.acks) {
 				s.acks = s.acks[:0]
@@ -244,6 +245,10 @@ func (s *server) request(h header) bool {
 	s.first = false
 	if h.op == opHello && h.size == helloSize && h.addr == helloAddr && first && !s.e.cfg.Foreign && !s.e.cfg.Version1 {
 		return s.hello()
+	}
+	s.more = s.native && h.flags&moreFlag != 0
+	if s.native && h.op == opSync {
+		return s.flush() == nil
 	}
 	v2 := h.op&flagV2 != 0
 	if h.size == 0 && !v2 { // a no-op in version 1

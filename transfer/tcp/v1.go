@@ -60,7 +60,7 @@ func (p *peer) oneV1(ctx context.Context, addr string, f transfer.Fragment) (err
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(past) })
 	defer stop()
 	limit := p.e.cfg.Progress
-	head := appendHeader(nil, header{uint64(len(f.Src)), f.Dst, opWrite})
+	head := appendHeader(nil, header{size: uint64(len(f.Src)), addr: f.Dst, op: opWrite})
 	for _, b := range [][]byte{head, f.Src} {
 		for len(b) > 0 {
 			_ = c.SetWriteDeadline(time.Now().Add(limit))
