@@ -14,7 +14,8 @@
 // # Goroutines
 //
 // A Push owns one goroutine that dials and reads, and one more per connection that writes. A Pull owns one that accepts, and per
-// connection one that reads and one that writes. [Push.Close] and [Pull.Close] wait for all of them. Every method is safe for concurrent
+// connection one that reads and one that writes; a sender that finds the writer idle, and a receiver that waits for the only connection that
+// talks, do that work themselves. [Push.Close] and [Pull.Close] wait for all of them. Every method is safe for concurrent
 // use. There are two locks: the queue's (of a Push, or of a Pull and all its connections) and the connection's; the queue's comes first.
 //
 // # Wire

@@ -89,8 +89,9 @@ func (p *Pull) Addr() netip.AddrPort { return p.addr }
 // Endpoint is tcp://host:port under which peers reach the socket: Advertise, with the bound port if it names none, or the bound address.
 func (p *Pull) Endpoint() string { return "tcp://" + p.advertise }
 
-// Recv waits for the next message until ctx ends. Connections take turns; the messages of one connection come in order, and may
-// come after its Down event. What a Push sends on a new connection may come between messages that still wait from its old one. Several goroutines may receive. Errors: ErrClosed; ctx's cause.
+// Recv waits for the next message until ctx ends. Connections take turns; the messages of one connection come in order, and may come after
+// its Down event. What a Push sends on a new connection may come between messages that still wait from its old one. Several goroutines may
+// receive. Errors: ErrClosed; ctx's cause.
 func (p *Pull) Recv(ctx context.Context) (Message, error) { return p.inbox.get(ctx) }
 
 // Queued returns the number of messages that wait to be received, and the memory that they and incomplete large messages take.

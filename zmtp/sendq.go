@@ -14,7 +14,7 @@ const (
 	copyFrame = 4 << 10  // frames of a large message up to here are copied together with the headers
 	chunkSize = 64 << 10 // a chunk of packed messages takes no more once it has reached this
 	writeSize = 1 << 20  // one write takes no more chunks once it has reached this
-	spareMax  = 4        // chunks kept for reuse
+	spareMax  = 16       // chunks kept for reuse; a full queue of small messages takes no more
 )
 
 // directAfter is the time since the last write after which a sender that finds the queue empty writes its message itself, at once and as far

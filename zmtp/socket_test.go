@@ -269,7 +269,10 @@ func TestBadSettingsAreNamed(t *testing.T) {
 }
 
 func TestAdvertisedAddress(t *testing.T) {
-	for setting, want := range map[string]string{"": "127.0.0.1:%d", "p0.example": "p0.example:%d", "10.1.2.3:77": "10.1.2.3:77", "fd00::1": "[fd00::1]:%d", "[fd00::1]": "[fd00::1]:%d", "[fd00::1]:9": "[fd00::1]:9"} {
+	for setting, want := range map[string]string{
+		"": "127.0.0.1:%d", "p0.example": "p0.example:%d", "10.1.2.3:77": "10.1.2.3:77",
+		"fd00::1": "[fd00::1]:%d", "[fd00::1]": "[fd00::1]:%d", "[fd00::1]:9": "[fd00::1]:9",
+	} {
 		p := listen(t, Config{Advertise: setting})
 		if strings.Contains(want, "%d") {
 			want = fmt.Sprintf(want, p.Addr().Port())
