@@ -114,7 +114,7 @@ func shapes() map[string][]int {
 	s := map[string][]int{
 		"255-256-257": {255, 256, 257}, "1MiB x 14": slices.Repeat([]int{1 << 20}, 14), "12MiB": {12 << 20},
 		"large and small": {100_000, 1, 0, 5000, 4096, 4097},
-		"all empty 1": {0}, "all empty 5": make([]int, 5), "all empty 60": make([]int, 60),
+		"all empty 1":     {0}, "all empty 5": make([]int, 5), "all empty 60": make([]int, 60),
 		"alternating": {0, 7, 0, 9, 0}, "alternating too": {7, 0, 9, 0}, "alternating large": {0, 70_000, 0, 70_000},
 	}
 	for _, n := range []int{1, 2, 3, 4, 5, 14, 60} {
