@@ -1,0 +1,277 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/kvferry/kvferry/room"
+)
+
+// request is one client's request and its attempts.
+type request struct {
+	g              *Gateway
+	w              http.ResponseWriter
+	r              *http.Request
+	body           []byte
+	members        []member
+	batch          int
+	triedP, triedD map[*candidate]bool
+	began          bool // a byte of the answer has left
+}
+
+// failure is why a leg failed: the worker's own answer, or a cause that its connection made.
+type failure struct {
+	side   room.Side
+	resp   *http.Response // read into body
+	body   []byte
+	cause  room.Cause
+	err    error // of the connection
+	worker *candidate
+}
+
+// leg is a worker's answer.
+type leg struct {
+	side room.Side
+	resp *http.Response
+	fail *failure
+}
+
+// run makes attempts until one succeeds, the budget is spent, or the client has left.
+func (q *request) run() {
+	for try := 0; ; try++ {
+		fail := q.attempt()
+		if fail == nil || q.r.Context().Err() != nil {
+			return
+		}
+		if q.began {
+			q.breakOff(fail)
+			return
+		}
+		if try >= q.g.cfg.Retries || !fail.another() || len(q.triedP) >= q.g.prefill.size() && len(q.triedD) >= q.g.decode.size() {
+			fail.answer(q.w)
+			return
+		}
+		q.g.cfg.Log.Info("attempt failed, another pair is tried", "cause", fail.cause.Code, "side", fail.side, "worker", fail.worker.URL, "text", fail.cause.Text)
+	}
+}
+
+// another reports whether an attempt on another pair may end differently.
+func (f *failure) another() bool {
+	if f.resp != nil {
+		return f.resp.StatusCode >= 500
+	}
+	return f.cause.Code.Class() == room.ClassRetry
+}
+
+// answer gives the client the worker's own answer, or the cause.
+func (f *failure) answer(w http.ResponseWriter) {
+	if f.resp == nil {
+		writeError(w, f.cause.Code.HTTPStatus(), f.cause)
+		return
+	}
+	copyHeader(w.Header(), f.resp.Header)
+	w.WriteHeader(f.resp.StatusCode)
+	_, _ = w.Write(f.body) // the client may be gone
+}
+
+// breakOff ends a stream that has begun with an error event, and no [DONE].
+func (q *request) breakOff(f *failure) {
+	c := f.cause
+	body, _ := json.Marshal(map[string]any{"error": map[string]any{"message": c.Error(), "type": "server_error", "code": c.Code.String(), // it always encodes
+		"cause": map[string]string{"code": c.Code.String(), "side": c.Side.String(), "peer": c.Peer, "text": c.Text}}})
+	if q.w.Header().Get("Content-Type") != "" && bytes.HasPrefix([]byte(q.w.Header().Get("Content-Type")), []byte("text/event-stream")) {
+		_, _ = q.w.Write(append(append([]byte("data: "), body...), "\n\n"...)) // the client may be gone
+		_ = http.NewResponseController(q.w).Flush()
+		return
+	}
+	panic(http.ErrAbortHandler) // a cut body must not look whole
+}
+
+// pickNew prefers a worker that was not tried, and takes a tried one where there is no other.
+func pickNew(p *pool, tried map[*candidate]bool) *candidate {
+	c := p.pick(tried)
+	if c == nil {
+		c = p.pick(nil)
+	}
+	tried[c] = true
+	return c
+}
+
+// attempt sends both legs to a pair. nil: the answer has been given.
+func (q *request) attempt() *failure {
+	p, d := pickNew(q.g.prefill, q.triedP), pickNew(q.g.decode, q.triedD)
+	set, id := meeting(p.Bootstrap, q.batch)
+	body := patch(q.body, q.members, set)
+	// The legs end with the client, or with the attempt. Only prefill's leg may outlive a success, by the moment that its answer takes.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(q.r.Context()))
+	stop := context.AfterFunc(q.r.Context(), cancel)
+	legs := make(chan leg, 2)
+	var wg sync.WaitGroup
+	send := func(side room.Side, c *candidate) {
+		c.running.Add(1)
+		wg.Add(1)
+		q.g.wg.Go(func() {
+			legs <- q.leg(ctx, side, c, body)
+			if side == room.Prefill {
+				c.running.Add(-1)
+			}
+			wg.Done()
+		})
+	}
+	send(room.Prefill, p)
+	send(room.Decode, d)
+	fail := q.meet(cancel, legs, d, id)
+	d.running.Add(-1)
+	if fail == nil && stop() {
+		t := time.AfterFunc(prefillRest, cancel)
+		q.g.wg.Go(func() {
+			wg.Wait()
+			t.Stop()
+			cancel()
+		})
+		return nil
+	}
+	cancel()
+	wg.Wait()
+	return fail
+}
+
+// prefillRest is how long prefill's leg may go on when decode's answer is complete.
+const prefillRest = 10 * time.Second
+
+// meet waits for the legs: the first that fails ends the other, decode's success goes to the client.
+func (q *request) meet(cancel context.CancelFunc, legs <-chan leg, d *candidate, id room.ID) *failure {
+	var first *failure
+	var decode *http.Response
+	prefilled := false
+	for got := 0; got < 2; got++ {
+		l := <-legs
+		switch {
+		case l.fail != nil && first == nil:
+			first = l.fail
+			if !secondHand(first) || got == 1 {
+				cancel()
+				continue
+			}
+			// This side was told by the other: the other's own word is better, if it comes at once.
+			t := time.AfterFunc(secondHandWait, cancel)
+			defer t.Stop()
+		case l.fail != nil:
+			if secondHand(first) && !secondHand(l.fail) && !errors.Is(l.fail.err, context.Canceled) {
+				first = l.fail
+			}
+			cancel()
+		case l.side == room.Prefill:
+			prefilled = true
+		default:
+			decode = l.resp
+		}
+		if decode != nil && first == nil && !prefilled {
+			break // decode's answer is on: prefill's success is behind it
+		}
+	}
+	if first != nil {
+		if decode != nil {
+			_ = decode.Body.Close() // it is not wanted any more
+		}
+		return first
+	}
+	return q.stream(decode, d, id)
+}
+
+// secondHandWait is how long a leg that was told of a failure waits for the other's own word.
+const secondHandWait = 20 * time.Millisecond
+
+// secondHand reports a failure that the other leg's worker has told.
+func secondHand(f *failure) bool {
+	switch f.cause.Code {
+	case room.PeerFailed, room.PeerAborted, room.Aborted, room.ClientGone, room.PeerDead:
+		return true
+	}
+	return false
+}
+
+// leg posts one leg and reads prefill's answer whole; decode's stays open.
+func (q *request) leg(ctx context.Context, side room.Side, c *candidate, body []byte) leg {
+	failed := func(code room.Code, err error) leg {
+		if code == room.Unavailable && !errors.Is(err, context.Canceled) {
+			c.broken.Store(time.Now().Add(restFor).UnixNano())
+		}
+		return leg{side: side, fail: &failure{side: side, worker: c, err: err, cause: room.NewCause(code, side, c.URL, err.Error())}}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+q.r.URL.RequestURI(), bytes.NewReader(body))
+	if err != nil {
+		return failed(room.Internal, err)
+	}
+	copyHeader(req.Header, q.r.Header)
+	resp, err := q.g.client.Do(req)
+	if err != nil {
+		return failed(room.Unavailable, err)
+	}
+	if side == room.Decode && resp.StatusCode == http.StatusOK {
+		return leg{side: side, resp: resp}
+	}
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, q.g.cfg.MaxBody))
+	_ = resp.Body.Close() // read to the end, or broken
+	if resp.StatusCode == http.StatusOK {
+		if err != nil {
+			return failed(room.PeerDead, err)
+		}
+		return leg{side: side, resp: resp}
+	}
+	return leg{side: side, fail: &failure{side: side, worker: c, resp: resp, body: answer, cause: causeIn(resp, answer, side, c.URL)}}
+}
+
+// causeIn is the cause that a worker's error tells, else what its status says.
+func causeIn(resp *http.Response, body []byte, side room.Side, peer string) room.Cause {
+	var e struct {
+		Error struct {
+			Cause struct{ Code, Text string } `json:"cause"`
+		} `json:"error"`
+	}
+	_ = json.Unmarshal(body, &e) // a foreign worker's error has no cause
+	if code, ok := room.ParseCode(e.Error.Cause.Code); ok {
+		return room.NewCause(code, side, peer, e.Error.Cause.Text)
+	}
+	code := room.PeerFailed
+	if resp.StatusCode < 500 {
+		code = room.Invalid
+	}
+	return room.Causef(code, side, peer, "the worker answered %d", resp.StatusCode)
+}
+
+// stream passes decode's answer on as it comes.
+func (q *request) stream(resp *http.Response, d *candidate, id room.ID) *failure {
+	defer func() { _ = resp.Body.Close() }() // read to the end, or one end is gone
+	copyHeader(q.w.Header(), resp.Header)
+	q.w.Header().Set(RoomHeader, id.String())
+	rc := http.NewResponseController(q.w)
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := resp.Body.Read(buf)
+		if n > 0 {
+			q.began = true
+			if _, werr := q.w.Write(buf[:n]); werr != nil {
+				return nil // the client is gone, and both legs with it
+			}
+			_ = rc.Flush()
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			if !q.began {
+				q.w.WriteHeader(resp.StatusCode)
+			}
+			return nil
+		case err != nil && q.r.Context().Err() != nil:
+			return nil
+		case err != nil:
+			return &failure{side: room.Decode, worker: d, cause: room.NewCause(room.PeerDead, room.Decode, d.URL, "the answer broke off: "+err.Error())}
+		}
+	}
+}
