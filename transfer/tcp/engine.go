@@ -237,6 +237,13 @@ func (l *listener) count() int {
 	return len(l.conns)
 }
 
+// How long a connection must have been silent before another may take its place, because its request may be on its way: after a request, and
+// before the first, when its initiator may be busy with thousands like it.
+const (
+	young = time.Second
+	newer = 10 * time.Second
+)
+
 // crowded reports whether the limit is reached, and if so closes the connection that has been silent longest, if there is one.
 func (l *listener) crowded() bool {
 	l.mu.Lock()
@@ -245,9 +252,9 @@ func (l *listener) crowded() bool {
 		return false
 	}
 	var oldest *conn
-	least := int64(0)
+	least := time.Now().Add(-young).UnixNano()
 	for c := range l.conns {
-		if s := c.silent.Load(); s != 0 && (oldest == nil || s < least) {
+		if s := c.silent.Load(); s != 0 && s < least {
 			oldest, least = c, s
 		}
 	}
@@ -293,7 +300,7 @@ func (e *Engine) accept(l *listener, serve func(*conn)) {
 		for l.crowded() {
 			select {
 			case <-l.room:
-			case <-time.After(time.Second): // somebody may have fallen silent
+			case <-time.After(young / 4): // somebody may have fallen silent
 			case <-e.ctx.Done():
 				return
 			}
@@ -312,7 +319,7 @@ func (e *Engine) accept(l *listener, serve func(*conn)) {
 			continue
 		}
 		c := &conn{TCPConn: tc}
-		c.silent.Store(time.Now().UnixNano())
+		c.silent.Store(time.Now().Add(newer - young).UnixNano())
 		l.add(c)
 		if e.ctx.Err() != nil { // end may have missed it
 			_ = c.Close()

@@ -144,7 +144,9 @@ func (s *server) tryRead(fd uintptr) bool {
 			buffers.Put(s.buf)
 			s.buf, s.r, s.w = nil, 0, 0
 			s.iov = [2][]byte{}
-			s.c.silent.Store(time.Now().UnixNano())
+			if !s.first {
+				s.c.silent.Store(time.Now().UnixNano())
+			}
 		}
 		s.waited = true
 		_ = s.c.SetReadDeadline(time.Now().Add(s.wait))
@@ -369,6 +371,7 @@ func codeOf(err error) uint32 {
 // reject answers a request that is not admitted, and ends the connection as upstream's targets do.
 func (s *server) reject(v2 bool) bool {
 	if !v2 {
+		_ = s.flush()        // of earlier requests
 		_ = s.c.SetLinger(0) // payload may have been read ahead, and a clean end would tell the peer that all is well
 		return false
 	}
