@@ -35,7 +35,8 @@ var embedded embed.FS
 
 // Each calls fn for every line of a table, in order: file without its extension ("rank_mapping", "sessions/mooncake/happy"), line counted
 // from 1. It logs the number of lines, and fails t if the table is missing or empty, or if a line does not decode exactly: unknown fields,
-// missing ones (a field of T tagged omitempty or omitzero, and a pointer or interface, may be missing) and data after the object all fail.
+// missing ones (a field of T tagged omitempty or omitzero, and a pointer or interface, may be missing), nulls (only what can
+// be nil in Go may be null), arrays of another length than T's, and data after the object all fail.
 // Numbers decoded into an interface are json.Number; integers beyond 2^53 that the tables hold are decimal strings.
 //
 // A test that calls Each names the table in a string literal and has Vector in its name: that is how the table counts as asserted.
@@ -91,16 +92,21 @@ func decode[T any](line []byte) (T, error) {
 	return v, complete(line, reflect.TypeFor[T](), "")
 }
 
-// complete reports the first field of typ that raw lacks. encoding/json leaves such a field zero, and zero may be the right answer.
+// complete reports the first field of typ that raw lacks, a null where typ has none, and an array that is too short or too long.
+// encoding/json makes zeros of all these, or drops what is too much, and what is left may be the right answer.
 func complete(raw []byte, typ reflect.Type, at string) error {
 	if reflect.PointerTo(typ).Implements(reflect.TypeFor[json.Unmarshaler]()) {
 		return nil
 	}
-	switch typ.Kind() {
-	case reflect.Pointer:
-		if string(raw) == "null" {
+	if string(raw) == "null" {
+		switch typ.Kind() {
+		case reflect.Pointer, reflect.Interface, reflect.Slice, reflect.Map:
 			return nil
 		}
+		return fmt.Errorf("%s: null", at)
+	}
+	switch typ.Kind() {
+	case reflect.Pointer:
 		return complete(raw, typ.Elem(), at)
 	case reflect.Slice, reflect.Array:
 		if typ.Elem().Kind() == reflect.Uint8 {
@@ -109,6 +115,9 @@ func complete(raw []byte, typ reflect.Type, at string) error {
 		var items []json.RawMessage
 		if err := json.Unmarshal(raw, &items); err != nil {
 			return fmt.Errorf("%s: %w", at, err)
+		}
+		if typ.Kind() == reflect.Array && len(items) != typ.Len() {
+			return fmt.Errorf("%s: %d elements, want %d", at, len(items), typ.Len())
 		}
 		for i, item := range items {
 			if err := complete(item, typ.Elem(), fmt.Sprintf("%s[%d]", at, i)); err != nil {

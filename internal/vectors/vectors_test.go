@@ -109,6 +109,7 @@ func TestDecodeIsExact(t *testing.T) {
 		C *inner      `json:"c"`
 		D int         `json:"d,omitempty"`
 		E any         `json:"e"`
+		F [2]int      `json:"f,omitempty"`
 	}
 	for _, c := range []struct {
 		line string
@@ -117,6 +118,12 @@ func TestDecodeIsExact(t *testing.T) {
 		{`{"a":1,"b":[{"n":1}],"c":{"n":2},"d":3,"e":9223372036854775807}`, true},
 		{`{"a":1,"b":[]}`, true},
 		{`{"a":1,"b":[],"c":null}`, true},
+		{`{"a":1,"b":[],"f":[1,2]}`, true},
+		{`{"a":1,"b":[],"f":[1,2,3]}`, false},
+		{`{"a":1,"b":[],"f":[1]}`, false},
+		{`{"a":1,"b":null}`, true},
+		{`{"a":1,"b":[null]}`, false},
+		{`{"a":1,"b":[],"d":null}`, false},
 		{`{"b":[]}`, false},                    // a missing
 		{`{"a":1,"b":[{}]}`, false},            // b[0].n missing
 		{`{"a":1,"b":[],"c":{}}`, false},       // c.n missing
