@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -11,6 +12,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,6 +34,7 @@ type Config struct {
 	MaxBody         int64         // bytes; default 16 MiB
 	Retries         int           // attempts after the first; default 1, negative: none
 	Dial            time.Duration // default 2 s
+	ReadBody        time.Duration // how long a body may take; default 30 s
 	Log             *slog.Logger
 }
 
@@ -54,6 +58,9 @@ func New(cfg Config) (*Gateway, error) {
 	if cfg.Dial == 0 {
 		cfg.Dial = 2 * time.Second
 	}
+	if cfg.ReadBody == 0 {
+		cfg.ReadBody = 30 * time.Second
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -70,6 +77,7 @@ func New(cfg Config) (*Gateway, error) {
 	for _, path := range []string{"/v1/completions", "/v1/chat/completions", "/generate"} {
 		g.mux.HandleFunc("POST "+path, g.generate)
 	}
+	g.mux.HandleFunc("POST /abort_request", g.fanOut)
 	g.mux.HandleFunc("GET /health", g.health)
 	g.mux.HandleFunc("GET /v1/models", g.models)
 	return g, nil
@@ -153,9 +161,19 @@ func writeError(w http.ResponseWriter, status int, c room.Cause) {
 }
 
 func (g *Gateway) generate(w http.ResponseWriter, r *http.Request) {
+	if len(r.TransferEncoding) > 0 {
+		w.Header().Set("Connection", "close") // a length may stand beside the chunks: nothing behind this body is read as a request
+	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(g.cfg.ReadBody))
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.cfg.MaxBody))
+	_ = rc.SetReadDeadline(time.Time{})
 	var tooLong *http.MaxBytesError
 	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		w.Header().Set("Connection", "close")
+		writeError(w, http.StatusRequestTimeout, room.Causef(room.Invalid, room.Gateway, "", "the body did not come within %v", g.cfg.ReadBody))
+		return
 	case errors.As(err, &tooLong):
 		writeError(w, http.StatusRequestEntityTooLarge, room.Causef(room.Invalid, room.Gateway, "", "the body is longer than %d bytes", g.cfg.MaxBody))
 		return
@@ -167,6 +185,10 @@ func (g *Gateway) generate(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, room.NewCause(room.Invalid, room.Gateway, "", err.Error()))
 		return
 	}
+	if twice(members) != "" {
+		writeError(w, http.StatusBadRequest, room.Causef(room.Invalid, room.Gateway, "", "member %q is there twice", twice(members)))
+		return
+	}
 	if g.prefill.size() == 0 || g.decode.size() == 0 {
 		writeError(w, http.StatusServiceUnavailable, room.Causef(room.Unavailable, room.Gateway, "", "%d prefill and %d decode workers, want one of each", g.prefill.size(), g.decode.size()))
 		return
@@ -175,21 +197,59 @@ func (g *Gateway) generate(w http.ResponseWriter, r *http.Request) {
 	q.run()
 }
 
-// batchOf is how many prompts SGLang's batch form has; 0: it is one request.
-func batchOf(path string, body []byte, members []member) int {
-	if path != "/generate" {
-		return 0
+// twice is a meeting member that a body has more than once: workers differ in which one counts.
+func twice(members []member) string {
+	seen := map[string]bool{}
+	for _, m := range members {
+		if strings.HasPrefix(m.name, "bootstrap_") && seen[m.name] {
+			return m.name
+		}
+		seen[m.name] = true
 	}
+	return ""
+}
+
+// batchOf is how many prompts a batch has, for which SGLang's workers want lists; 0: it is one request.
+func batchOf(path string, body []byte, members []member) int {
 	for _, m := range members {
 		v := body[m.from:m.to]
+		if v[0] != '[' || len(v) < 2 {
+			continue
+		}
+		inner := v[space(v, 1)]
 		switch {
-		case m.name == "text" && v[0] == '[':
-			return max(0, elements(v))
-		case m.name == "input_ids" && v[0] == '[' && len(v) > 1 && v[space(v, 1)] == '[':
+		case path == "/generate" && m.name == "text",
+			path == "/generate" && m.name == "input_ids" && inner == '[',
+			path == "/v1/completions" && m.name == "prompt" && (inner == '[' || inner == '"'):
 			return max(0, elements(v))
 		}
 	}
 	return 0
+}
+
+// fanOut passes a request on to every worker, and answers 200 if one of them did.
+func (g *Gateway) fanOut(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.cfg.MaxBody))
+	if err != nil {
+		writeError(w, http.StatusBadRequest, room.NewCause(room.Invalid, room.Gateway, "", err.Error()))
+		return
+	}
+	status := http.StatusBadGateway
+	for _, c := range append(slices.Clone(g.prefill.list), g.decode.list...) {
+		ctx, cancel := context.WithTimeout(r.Context(), g.cfg.Dial)
+		req, err := http.NewRequestWithContext(ctx, r.Method, c.URL+r.URL.RequestURI(), bytes.NewReader(body))
+		if err == nil {
+			copyHeader(req.Header, r.Header)
+			if resp, err := g.client.Do(req); err == nil {
+				_ = resp.Body.Close() // only its status counts
+				if status != http.StatusOK {
+					status = resp.StatusCode
+				}
+			}
+		}
+		cancel()
+	}
+	w.WriteHeader(status)
 }
 
 // newRoom is a random 63-bit number.

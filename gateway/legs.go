@@ -32,6 +32,7 @@ type failure struct {
 	body   []byte
 	cause  room.Cause
 	err    error // of the connection
+	told   bool  // the worker itself told the cause
 	worker *candidate
 }
 
@@ -145,17 +146,25 @@ func (q *request) attempt() *failure {
 // prefillRest is how long prefill's leg may go on when decode's answer is complete.
 const prefillRest = 10 * time.Second
 
-// meet waits for the legs: the first that fails ends the other, decode's success goes to the client.
+// meet waits for the legs: the first that fails ends the other, decode's success goes to the client. A decode worker may send the headers of
+// a 200 before anything has arrived, so its answer counts from its first byte, or when prefill has succeeded.
 func (q *request) meet(cancel context.CancelFunc, legs <-chan leg, d *candidate, id room.ID) *failure {
 	var first *failure
 	var decode *http.Response
 	prefilled := false
-	for got := 0; got < 2; got++ {
-		l := <-legs
+	var begun chan start
+	for got := 0; got < 2; {
+		var l leg
+		select {
+		case l = <-legs:
+			got++
+		case b := <-begun: // prefill's success is behind it
+			return q.stream(decode, b, d, id)
+		}
 		switch {
 		case l.fail != nil && first == nil:
 			first = l.fail
-			if !secondHand(first) || got == 1 {
+			if !secondHand(first) || got == 2 || decode != nil {
 				cancel()
 				continue
 			}
@@ -171,18 +180,36 @@ func (q *request) meet(cancel context.CancelFunc, legs <-chan leg, d *candidate,
 			prefilled = true
 		default:
 			decode = l.resp
-		}
-		if decode != nil && first == nil && !prefilled {
-			break // decode's answer is on: prefill's success is behind it
+			if first == nil && !prefilled {
+				begun = make(chan start, 1)
+				q.g.wg.Go(func() { begun <- begin(decode) })
+			}
 		}
 	}
-	if first != nil {
-		if decode != nil {
-			_ = decode.Body.Close() // it is not wanted any more
-		}
-		return first
+	switch {
+	case first == nil && begun != nil:
+		return q.stream(decode, <-begun, d, id)
+	case first == nil:
+		return q.stream(decode, start{}, d, id)
+	case begun != nil:
+		<-begun // cancelled
 	}
-	return q.stream(decode, d, id)
+	if decode != nil {
+		_ = decode.Body.Close() // it is not wanted any more
+	}
+	return first
+}
+
+// start is the first bytes of an answer.
+type start struct {
+	b   []byte
+	err error
+}
+
+func begin(resp *http.Response) start {
+	b := make([]byte, 32<<10)
+	n, err := resp.Body.Read(b)
+	return start{b[:n], err}
 }
 
 // secondHandWait is how long a leg that was told of a failure waits for the other's own word.
@@ -190,6 +217,9 @@ const secondHandWait = 20 * time.Millisecond
 
 // secondHand reports a failure that the other leg's worker has told.
 func secondHand(f *failure) bool {
+	if !f.told {
+		return false
+	}
 	switch f.cause.Code {
 	case room.PeerFailed, room.PeerAborted, room.Aborted, room.ClientGone, room.PeerDead:
 		return true
@@ -225,11 +255,13 @@ func (q *request) leg(ctx context.Context, side room.Side, c *candidate, body []
 		}
 		return leg{side: side, resp: resp}
 	}
-	return leg{side: side, fail: &failure{side: side, worker: c, resp: resp, body: answer, cause: causeIn(resp, answer, side, c.URL)}}
+	f := &failure{side: side, worker: c, resp: resp, body: answer}
+	f.cause, f.told = causeIn(resp, answer, side, c.URL)
+	return leg{side: side, fail: f}
 }
 
 // causeIn is the cause that a worker's error tells, else what its status says.
-func causeIn(resp *http.Response, body []byte, side room.Side, peer string) room.Cause {
+func causeIn(resp *http.Response, body []byte, side room.Side, peer string) (cause room.Cause, told bool) {
 	var e struct {
 		Error struct {
 			Cause struct{ Code, Text string } `json:"cause"`
@@ -237,41 +269,42 @@ func causeIn(resp *http.Response, body []byte, side room.Side, peer string) room
 	}
 	_ = json.Unmarshal(body, &e) // a foreign worker's error has no cause
 	if code, ok := room.ParseCode(e.Error.Cause.Code); ok {
-		return room.NewCause(code, side, peer, e.Error.Cause.Text)
+		return room.NewCause(code, side, peer, e.Error.Cause.Text), true
 	}
 	code := room.PeerFailed
 	if resp.StatusCode < 500 {
 		code = room.Invalid
 	}
-	return room.Causef(code, side, peer, "the worker answered %d", resp.StatusCode)
+	return room.Causef(code, side, peer, "the worker answered %d", resp.StatusCode), false
 }
 
-// stream passes decode's answer on as it comes.
-func (q *request) stream(resp *http.Response, d *candidate, id room.ID) *failure {
+// stream passes decode's answer on as it comes, from what was read of it already.
+func (q *request) stream(resp *http.Response, s start, d *candidate, id room.ID) *failure {
 	defer func() { _ = resp.Body.Close() }() // read to the end, or one end is gone
 	copyHeader(q.w.Header(), resp.Header)
 	q.w.Header().Set(RoomHeader, id.String())
 	rc := http.NewResponseController(q.w)
 	buf := make([]byte, 32<<10)
 	for {
-		n, err := resp.Body.Read(buf)
-		if n > 0 {
+		if len(s.b) > 0 {
 			q.began = true
-			if _, werr := q.w.Write(buf[:n]); werr != nil {
+			if _, err := q.w.Write(s.b); err != nil {
 				return nil // the client is gone, and both legs with it
 			}
 			_ = rc.Flush()
 		}
 		switch {
-		case errors.Is(err, io.EOF):
+		case errors.Is(s.err, io.EOF):
 			if !q.began {
 				q.w.WriteHeader(resp.StatusCode)
 			}
 			return nil
-		case err != nil && q.r.Context().Err() != nil:
+		case s.err != nil && q.r.Context().Err() != nil:
 			return nil
-		case err != nil:
-			return &failure{side: room.Decode, worker: d, cause: room.NewCause(room.PeerDead, room.Decode, d.URL, "the answer broke off: "+err.Error())}
+		case s.err != nil:
+			return &failure{side: room.Decode, worker: d, cause: room.NewCause(room.PeerDead, room.Decode, d.URL, "the answer broke off: "+s.err.Error())}
 		}
+		n, err := resp.Body.Read(buf)
+		s = start{buf[:n], err}
 	}
 }

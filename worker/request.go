@@ -132,10 +132,18 @@ func (w *Worker) request(b *body, kind api) (*Request, error) {
 
 // where reads the three fields by which the two legs meet.
 func (q *Request) where(b *body) error {
-	for _, f := range []struct {
+	for _, p := range []struct {
 		name string
-		raw  json.RawMessage
-	}{{"bootstrap_host", b.Host}, {"bootstrap_port", b.Port}, {"bootstrap_room", b.Room}} {
+		raw  *json.RawMessage
+	}{{"bootstrap_host", &b.Host}, {"bootstrap_port", &b.Port}, {"bootstrap_room", &b.Room}} {
+		var list []json.RawMessage
+		if json.Unmarshal(*p.raw, &list) == nil && len(list) == 1 { // a batch of one
+			*p.raw = list[0]
+		}
+		f := struct {
+			name string
+			raw  json.RawMessage
+		}{p.name, *p.raw}
 		if len(f.raw) == 0 || string(f.raw) == "null" {
 			return refuse(http.StatusBadRequest, f.name, "field %q is missing: this worker serves one leg of a request, send it through the gateway", f.name)
 		}

@@ -266,7 +266,7 @@ func TestBadInput(t *testing.T) {
 		{"/v1/completions", `{"prompt":"x"}`, 400, "bootstrap_host"},
 		{"/v1/completions", `{"prompt":"x",` + strings.Replace(m, ":5", ":1.5", 1) + `}`, 400, "bootstrap_room"},
 		{"/v1/completions", `{"prompt":"x",` + strings.Replace(m, ":5", ":9223372036854775808", 1) + `}`, 400, "bootstrap_room"},
-		{"/v1/completions", `{"prompt":"x",` + strings.Replace(m, ":5", ":[5]", 1) + `}`, 400, "list"},
+		{"/v1/completions", `{"prompt":"x",` + strings.Replace(m, ":5", ":[5,6]", 1) + `}`, 400, "list"},
 		{"/v1/completions", `{"prompt":"x","model":"gpt-5",` + m + `}`, 404, "gpt-5"},
 		{"/v1/completions", `{"prompt":"` + strings.Repeat("ab ", 2000) + `",` + m + `}`, 400, "at most 511 fit"},
 		{"/v1/completions", `{"prompt":"` + strings.Repeat("a", 1<<16) + `",` + m + `}`, 413, "65536"},
