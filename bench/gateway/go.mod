@@ -1,0 +1,3 @@
+module github.com/kvferry/kvferry/bench/gateway
+
+go 1.26
