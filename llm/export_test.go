@@ -11,7 +11,7 @@ func DotSeconds(n float64) float64 {
 	const rounds = 20000
 	var sink [64]float32
 	began := time.Now()
-	workers(2, func(from, to int) {
+	parallel(2, 1, func(from, to int) {
 		s := float32(0)
 		for range rounds * (to - from) {
 			s += dot(a, b)

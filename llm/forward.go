@@ -2,7 +2,8 @@ package llm
 
 import "math"
 
-// step is the memory of one step. Rows are tokens, in the order of the sequences.
+// step is the memory of one step. Rows are tokens, in the order of the sequences; columns of q, att, k, v and gate, up are those of the whole
+// model, of which each rank computes and reads only its own.
 type step struct {
 	in   *Instance
 	seqs []Seq
@@ -10,229 +11,233 @@ type step struct {
 	pos  []int
 	n    int
 
-	x, h     []float32 // n × Dim
-	q, att   []float32 // n × Heads×HeadDim
-	k, v     []float32 // n × KVHeads×HeadDim
-	gate, up []float32 // n × FFN
+	x, h     []float32   // n × Dim
+	rope     []float32   // n × HeadDim: cosine and sine of each pair
+	q, att   []float32   // n × Heads×HeadDim
+	k, v     []float32   // n × KVHeads×HeadDim
+	gate, up []float32   // n × FFN
+	parts    [][]float32 // by KV-head group: n × Dim, what the ranks hand in to an all-reduce
 }
 
 func newStep(in *Instance, seqs []Seq, n int) *step {
 	c := in.m.cfg
-	st := &step{in: in, seqs: seqs, n: n, x: make([]float32, n*c.Dim), h: make([]float32, n*c.Dim),
-		q: make([]float32, n*c.Heads*c.HeadDim), att: make([]float32, n*c.Heads*c.HeadDim), k: make([]float32, n*c.KVHeads*c.HeadDim),
-		v: make([]float32, n*c.KVHeads*c.HeadDim), gate: make([]float32, n*c.FFN), up: make([]float32, n*c.FFN)}
+	rows := func(width int) []float32 { return make([]float32, n*width) }
+	st := &step{in: in, seqs: seqs, n: n, x: rows(c.Dim), h: rows(c.Dim), rope: rows(c.HeadDim), q: rows(c.Heads * c.HeadDim), att: rows(c.Heads * c.HeadDim),
+		k: rows(c.KVHeads * c.HeadDim), v: rows(c.KVHeads * c.HeadDim), gate: rows(c.FFN), up: rows(c.FFN)}
+	for range c.KVHeads {
+		st.parts = append(st.parts, rows(c.Dim))
+	}
+	buf := make([]float32, in.m.embed.buffer())
 	for i, s := range seqs {
 		for j, id := range s.Tokens {
 			t := len(st.seq)
-			in.m.embed.row(st.x[t*c.Dim:(t+1)*c.Dim], int(id))
+			copy(st.x[t*c.Dim:], in.m.embed.view(buf, int(id)))
 			st.seq, st.pos = append(st.seq, i), append(st.pos, s.Pos+j)
+			for p, freq := range in.freq {
+				s, co := sincos(float64(st.pos[t]) * freq)
+				at := t*c.HeadDim + 2*p
+				st.rope[at], st.rope[at+1] = float32(co), float32(s)
+			}
 		}
 	}
 	return st
 }
 
-// norm is RMSNorm of every row of x into h.
-func (st *step) norm(weight []float32) {
-	dim := len(weight)
-	for t := range st.n {
-		x, h := st.x[t*dim:(t+1)*dim], st.h[t*dim:(t+1)*dim]
-		scale := 1 / float32(math.Sqrt(float64(float32(dot(x, x)/float32(dim))+st.in.m.cfg.Eps)))
-		for i := range x {
-			h[i] = float32(x[i]*scale) * weight[i]
-		}
+// norm is RMSNorm of x into h.
+func (st *step) norm(h, x, weight []float32) {
+	scale := 1 / float32(math.Sqrt(float64(float32(dot(x, x)/float32(len(x)))+st.in.m.cfg.Eps)))
+	for i := range x {
+		h[i] = float32(x[i]*scale) * weight[i]
 	}
 }
 
-// matmul is out[t][r] = row r of w · in[t], for every token.
-func (st *step) matmul(out []float32, w *tensor, in []float32) {
-	workers(w.rows, func(from, to int) {
-		row := make([]float32, w.cols)
-		for r := from; r < to; r++ {
-			row := w.view(row, r)
-			for t := range st.n {
-				out[t*w.rows+r] = dot(row, in[t*w.cols:(t+1)*w.cols])
-			}
+// Tokens and heads of a piece of the work between multiplications.
+const (
+	pieceTokens = 8
+	pieceHeads  = 4
+)
+
+// tokens runs f for every token, several at a time.
+func (st *step) tokens(f func(t int)) {
+	parallel(st.n, pieceTokens, func(from, to int) {
+		for t := from; t < to; t++ {
+			f(t)
 		}
 	})
 }
 
-// reduce adds w · in to x, each KV-head group's share of the inputs on its own and the shares by a fixed tree: what tensor-parallel ranks
-// compute and add up, in the same order for any number of them.
-func (st *step) reduce(w *tensor, in []float32) {
-	groups := st.in.m.cfg.KVHeads
-	share := w.cols / groups
-	workers(w.rows, func(from, to int) {
-		row, sums := make([]float32, w.cols), make([]float32, groups)
-		for r := from; r < to; r++ {
-			row := w.view(row, r)
-			for t := range st.n {
-				y := in[t*w.cols : (t+1)*w.cols]
-				for g := range groups {
-					sums[g] = dot(row[g*share:(g+1)*share], y[g*share:(g+1)*share])
-				}
-				st.x[t*w.rows+r] += tree(sums)
-			}
+// layer runs one layer on the ranks that hold it: attention over the pages, then the feed-forward network.
+func (st *step) layer(ranks []*rank, l int) {
+	c, w := st.in.m.cfg, &st.in.m.layers[l]
+	st.tokens(func(t int) { st.norm(st.row(st.h, t), st.row(st.x, t), w.attnNorm) })
+	var ms []mul
+	for _, r := range ranks {
+		s := &r.layers[l-r.start]
+		heads := c.Heads / c.KVHeads * c.HeadDim
+		ms = append(ms, st.project(s.q, st.q, r.first*heads, c.Heads*c.HeadDim), st.project(s.k, st.k, r.first*c.HeadDim, c.KVHeads*c.HeadDim),
+			st.project(s.v, st.v, r.first*c.HeadDim, c.KVHeads*c.HeadDim))
+	}
+	multiply(st.n, ms)
+	st.tokens(func(t int) {
+		for _, r := range ranks {
+			st.store(r, l, t)
 		}
 	})
-}
-
-// tree adds up the shares of the groups: the sum of the first half and the sum of the second.
-func tree(s []float32) float32 {
-	if len(s) == 1 {
-		return s[0]
-	}
-	h := (len(s) + 1) / 2
-	return tree(s[:h]) + tree(s[h:])
-}
-
-// layer runs one layer: attention over the pages, then the feed-forward network.
-func (st *step) layer(l int) {
-	w := &st.in.m.layers[l]
-	st.norm(w.attnNorm)
-	st.matmul(st.q, w.q, st.h)
-	st.matmul(st.k, w.k, st.h)
-	st.matmul(st.v, w.v, st.h)
-	st.rotate()
-	st.store(l)
-	st.attend(l)
-	st.reduce(w.o, st.att)
-	st.norm(w.ffnNorm)
-	st.matmul(st.gate, w.gate, st.h)
-	st.matmul(st.up, w.up, st.h)
-	for i, g := range st.gate {
-		st.gate[i] = float32(g/(1+float32(math.Exp(float64(-g))))) * st.up[i]
-	}
-	st.reduce(w.down, st.gate)
-}
-
-// rotate applies RoPE to neighbouring pairs of q and k.
-func (st *step) rotate() {
-	c := st.in.m.cfg
-	half := c.HeadDim / 2
-	turn := func(v []float32, heads int) {
-		for t := range st.n {
-			rope := st.in.rope[st.pos[t]*half*2:]
-			for h := range heads {
-				x := v[(t*heads+h)*c.HeadDim:]
-				for i := range half {
-					a, b, co, s := x[2*i], x[2*i+1], rope[2*i], rope[2*i+1]
-					x[2*i] = float32(a*co) - float32(b*s)
-					x[2*i+1] = float32(a*s) + float32(b*co)
-				}
-			}
-		}
-	}
-	turn(st.q, c.Heads)
-	turn(st.k, c.KVHeads)
-}
-
-// place is where a layer's K and V of a KV head are: the regions of the rank that holds them, its page tables' index, and the head's number
-// there.
-func (st *step) place(l, kvHead int) (k, v []float32, rank, head int) {
-	geo, c := st.in.geo, st.in.m.cfg
-	pp := 0
-	start, end := Stage(c.Layers, geo.PP, pp)
-	for l >= end {
-		pp++
-		start, end = Stage(c.Layers, geo.PP, pp)
-	}
-	per := c.KVHeads / geo.TP
-	rank = pp*geo.TP + kvHead/per
-	kv := st.in.kv[rank]
-	return kv[l-start], kv[end-start+l-start], rank, kvHead % per
-}
-
-// at is the offset of a position's row of a head in a region.
-func (st *step) at(table []int32, pos, head int) int {
-	geo, c := st.in.geo, st.in.m.cfg
-	per := c.KVHeads / geo.TP
-	return ((int(table[pos/geo.PageSize])*per+head)*geo.PageSize + pos%geo.PageSize) * c.HeadDim
-}
-
-// store writes k and v to the pages.
-func (st *step) store(l int) {
-	c := st.in.m.cfg
-	for h := range c.KVHeads {
-		k, v, rank, head := st.place(l, h)
-		for t := range st.n {
-			at := st.at(st.seqs[st.seq[t]].Pages[rank], st.pos[t], head)
-			from := (t*c.KVHeads + h) * c.HeadDim
-			copy(k[at:at+c.HeadDim], st.k[from:])
-			copy(v[at:at+c.HeadDim], st.v[from:])
-		}
-	}
-}
-
-// attend is causal attention of every token and head over the pages.
-func (st *step) attend(l int) {
-	c := st.in.m.cfg
-	scale := 1 / float32(math.Sqrt(float64(c.HeadDim)))
-	workers(st.n*c.KVHeads, func(from, to int) {
-		scores := make([]float32, c.Context)
+	parallel(st.n*c.KVHeads, pieceHeads, func(from, to int) {
+		scores := make([]float32, 0, 256)
 		for i := from; i < to; i++ {
-			t, kvHead := i/c.KVHeads, i%c.KVHeads
-			k, v, rank, head := st.place(l, kvHead)
-			table := st.seqs[st.seq[t]].Pages[rank]
-			for rep := range c.Heads / c.KVHeads {
-				h := kvHead*(c.Heads/c.KVHeads) + rep
-				at := (t*c.Heads + h) * c.HeadDim
-				st.head(st.att[at:at+c.HeadDim], st.q[at:at+c.HeadDim], k, v, table, st.pos[t], head, scale, scores)
+			g := i % c.KVHeads
+			r := ranks[g/ranks[0].groups]
+			scores = st.attend(r, l, i/c.KVHeads, g, scores)
+		}
+	})
+	st.reduce(ranks, func(r *rank) []*tensor { return r.layers[l-r.start].o }, st.att)
+
+	st.tokens(func(t int) { st.norm(st.row(st.h, t), st.row(st.x, t), w.ffnNorm) })
+	ms = ms[:0]
+	for _, r := range ranks {
+		s, from := &r.layers[l-r.start], r.first*c.FFN/c.KVHeads
+		ms = append(ms, st.project(s.gate, st.gate, from, c.FFN), st.project(s.up, st.up, from, c.FFN))
+	}
+	multiply(st.n, ms)
+	st.tokens(func(t int) {
+		gate, up := st.gate[t*c.FFN:(t+1)*c.FFN], st.up[t*c.FFN:(t+1)*c.FFN]
+		for i, g := range gate {
+			gate[i] = float32(g/(1+float32(exp(float64(-g))))) * up[i]
+		}
+	})
+	st.reduce(ranks, func(r *rank) []*tensor { return r.layers[l-r.start].down }, st.gate)
+}
+
+func (st *step) row(x []float32, t int) []float32 {
+	dim := st.in.m.cfg.Dim
+	return x[t*dim : (t+1)*dim]
+}
+
+// project is h times a rank's rows, into its columns of out.
+func (st *step) project(w *tensor, out []float32, from, width int) mul {
+	return mul{w: w, in: st.h, ldIn: st.in.m.cfg.Dim, out: out[from:], ldOut: width}
+}
+
+// reduce is the all-reduce: each rank hands in what each of its groups makes of its share of in, and x gets the sum by one tree over the
+// groups of the model. So the order of additions is the same for any number of ranks.
+func (st *step) reduce(ranks []*rank, of func(*rank) []*tensor, in []float32) {
+	dim, width := st.in.m.cfg.Dim, len(in)/st.n
+	var ms []mul
+	for _, r := range ranks {
+		for i, w := range of(r) {
+			g := r.first + i
+			ms = append(ms, mul{w: w, in: in[g*w.cols:], ldIn: width, out: st.parts[g], ldOut: dim})
+		}
+	}
+	multiply(st.n, ms)
+	st.tokens(func(t int) {
+		sums := make([]float32, len(st.parts))
+		x := st.row(st.x, t)
+		for i := range x {
+			for g, part := range st.parts {
+				sums[g] = part[t*dim+i]
 			}
+			x[i] += tree(sums)
 		}
 	})
 }
 
-// head is softmax(q · K) · V over positions 0 to pos, in their order.
-func (st *step) head(out, q, k, v []float32, table []int32, pos, head int, scale float32, scores []float32) {
-	dim := len(q)
-	scores = scores[:pos+1]
-	top := float32(math.Inf(-1))
-	for p := range scores {
-		at := st.at(table, p, head)
-		scores[p] = dot(q, k[at:at+dim]) * scale
-		top = max(top, scores[p])
+// rotate applies RoPE to the neighbouring pairs of one head.
+func rotate(x, rope []float32) {
+	for i := 0; i < len(rope); i += 2 {
+		a, b, co, s := x[i], x[i+1], rope[i], rope[i+1]
+		x[i] = float32(a*co) - float32(b*s)
+		x[i+1] = float32(a*s) + float32(b*co)
 	}
-	sum := float32(0)
-	for p, s := range scores {
-		scores[p] = float32(math.Exp(float64(s - top)))
-		sum += scores[p]
+}
+
+// store rotates a rank's heads of a token and writes its K and V to the rank's pages.
+func (st *step) store(r *rank, l, t int) {
+	c, size := st.in.m.cfg, st.in.geo.PageSize
+	dim, per := c.HeadDim, c.Heads/c.KVHeads
+	rope := st.rope[t*dim : (t+1)*dim]
+	page, slot := int(st.seqs[st.seq[t]].Pages[r.index][st.pos[t]/size]), st.pos[t]%size
+	keys, values := r.kv[l-r.start], r.kv[r.end-r.start+l-r.start]
+	for i := range r.groups {
+		g := r.first + i
+		for h := g * per; h < (g+1)*per; h++ {
+			rotate(st.q[(t*c.Heads+h)*dim:], rope)
+		}
+		from := (t*c.KVHeads + g) * dim
+		rotate(st.k[from:], rope)
+		at := ((page*r.groups+i)*size + slot) * dim
+		copy(keys[at:at+dim], st.k[from:])
+		copy(values[at:at+dim], st.v[from:])
 	}
-	clear(out)
-	for p, s := range scores {
-		w := s / sum
-		at := st.at(table, p, head)
-		for i, x := range v[at : at+dim] {
-			out[i] += float32(w * x)
+}
+
+// attend is causal attention of one token and group: of each of its heads, softmax(q · K) · V over the positions in their order. It returns
+// scores, perhaps grown, for the next call.
+func (st *step) attend(r *rank, l, t, g int, scores []float32) []float32 {
+	c, size := st.in.m.cfg, st.in.geo.PageSize
+	dim, per := c.HeadDim, c.Heads/c.KVHeads
+	table := st.seqs[st.seq[t]].Pages[r.index]
+	keys, values := r.kv[l-r.start], r.kv[r.end-r.start+l-r.start]
+	n := st.pos[t] + 1
+	// rows is the rank's rows of this group that hold positions [from, from+size) of a region.
+	rows := func(region []float32, from int) []float32 {
+		at := (int(table[from/size])*r.groups + g - r.first) * size * dim
+		return region[at : at+min(size, n-from)*dim]
+	}
+	scale := 1 / float32(math.Sqrt(float64(dim)))
+	for h := g * per; h < (g+1)*per; h++ {
+		at := (t*c.Heads + h) * dim
+		q, out := st.q[at:at+dim], st.att[at:at+dim]
+		scores = scores[:0]
+		top := float32(math.Inf(-1))
+		for from := 0; from < n; from += size {
+			for k := rows(keys, from); len(k) > 0; k = k[dim:] {
+				s := dot(q, k[:dim]) * scale
+				top = max(top, s)
+				scores = append(scores, s)
+			}
+		}
+		sum := float32(0)
+		for p, s := range scores {
+			scores[p] = float32(exp(float64(s - top)))
+			sum += scores[p]
+		}
+		clear(out)
+		for from := 0; from < n; from += size {
+			p := from
+			for v := rows(values, from); len(v) > 0; v = v[dim:] {
+				w := scores[p] / sum
+				for i, x := range v[:dim] {
+					out[i] += float32(w * x)
+				}
+				p++
+			}
 		}
 	}
+	return scores
 }
 
 // logits is the output of the last token of each sequence that wants it.
 func (st *step) logits() [][]float32 {
 	m := st.in.m
 	c := m.cfg
-	st.norm(m.norm)
 	out := make([][]float32, len(st.seqs))
-	var rows, want []int
+	var last, want []int
 	t := -1
 	for i, s := range st.seqs {
 		t += len(s.Tokens)
 		if s.Logits {
-			out[i] = make([]float32, c.Vocab)
-			rows, want = append(rows, t), append(want, i)
+			last, want = append(last, t), append(want, i)
 		}
 	}
-	if len(rows) == 0 {
-		return out
+	h, all := make([]float32, len(last)*c.Dim), make([]float32, len(last)*c.Vocab)
+	for i, t := range last {
+		st.norm(h[i*c.Dim:(i+1)*c.Dim], st.row(st.x, t), m.norm)
 	}
-	workers(c.Vocab, func(from, to int) {
-		row := make([]float32, c.Dim)
-		for r := from; r < to; r++ {
-			row := m.out.view(row, r)
-			for j, t := range rows {
-				out[want[j]][r] = dot(row, st.h[t*c.Dim:(t+1)*c.Dim])
-			}
-		}
-	})
+	multiply(len(last), []mul{{w: m.out, in: h, ldIn: c.Dim, out: all, ldOut: c.Vocab}})
+	for i, s := range want {
+		out[s] = all[i*c.Vocab : (i+1)*c.Vocab : (i+1)*c.Vocab]
+	}
 	return out
 }

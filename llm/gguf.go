@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 )
 
 // Errors of reading a model.
@@ -49,7 +50,8 @@ type gguf struct {
 	size    int64
 	meta    map[string]any // uint64, int64, float64, bool, string, []string, []float64, []int64
 	tensors map[string]tensorInfo
-	data    int64 // offset of the tensor data
+	taken   map[string]bool // tensors that were read
+	data    int64           // offset of the tensor data
 }
 
 type tensorInfo struct {
@@ -171,9 +173,12 @@ func openGGUF(src io.ReaderAt, size int64) (*gguf, error) {
 	if nt > maxTensors || nk > maxKeys {
 		r.fail("%d tensors and %d keys, want at most %d and %d", nt, nk, maxTensors, maxKeys)
 	}
-	g := &gguf{r: src, size: size, meta: map[string]any{}, tensors: map[string]tensorInfo{}}
+	g := &gguf{r: src, size: size, meta: map[string]any{}, tensors: map[string]tensorInfo{}, taken: map[string]bool{}}
 	for i := uint64(0); i < nk && r.err == nil; i++ {
 		key := r.str("key")
+		if _, twice := g.meta[key]; twice {
+			r.fail("key %q is there twice", key)
+		}
 		g.meta[key] = r.value(key)
 	}
 	for i := uint64(0); i < nt && r.err == nil; i++ {
@@ -229,6 +234,7 @@ func (g *gguf) tensor(name string, rows, cols int) (*tensor, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: tensor %q is missing", ErrFormat, name)
 	}
+	g.taken[name] = true
 	want := []int{cols, rows}
 	if rows == 1 {
 		want = want[:1]
@@ -255,7 +261,22 @@ func (g *gguf) tensor(name string, rows, cols int) (*tensor, error) {
 	return &tensor{rows: rows, cols: cols, q: q, stride: stride, b: b}, nil
 }
 
-// uint, float and text read metadata; what is missing takes def, and without def is an error.
+// unread refuses a file with a tensor that was not read: the model computes something with it (a bias, experts, scaled rotation) that this
+// package does not.
+func (g *gguf) unread() error {
+	var rest []string
+	for name := range g.tensors {
+		if !g.taken[name] {
+			rest = append(rest, name)
+		}
+	}
+	if len(rest) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: tensor %q (of %d such) has no place in a plain llama", ErrUnsupported, slices.Min(rest), len(rest))
+}
+
+// uint and float read metadata; what is missing takes def, and where it is needed is an error.
 func (g *gguf) uint(key string, def uint64, needed bool) (int, error) {
 	v, ok := g.meta[key]
 	if !ok && needed {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"runtime"
 	"sync"
 	"unsafe"
 )
@@ -23,7 +21,7 @@ func Stage(layers, pp, rank int) (start, end int) {
 	return rank*base + extra(rank), (rank+1)*base + extra(rank+1)
 }
 
-// Validate refuses a geometry that does not fit a model.
+// Validate refuses a geometry that does not fit a model, with ErrGeometry.
 func (g Geometry) Validate(c Config) error {
 	switch {
 	case g.TP < 1 || c.KVHeads%g.TP != 0:
@@ -42,58 +40,93 @@ func (g Geometry) Ranks() int { return g.TP * g.PP }
 // ItemLen is the bytes of one page of one region.
 func (g Geometry) ItemLen(c Config) int { return c.KVHeads / g.TP * g.PageSize * c.HeadDim * 4 }
 
-// Instance computes with one KV memory per rank.
+// Instance computes with one KV memory per rank. Its methods may be called by any number of goroutines; steps run one at a time.
 type Instance struct {
 	m     *Model
 	geo   Geometry
-	kv    [][][]float32 // by rank, region
-	pages int           // fewest of any rank
-	rope  []float32     // cos, sin by position and pair
+	ranks []*rank
+	freq  []float64 // rotation of each pair per position, in radians
 	mu    sync.Mutex
 }
 
-// NewInstance takes the KV memory of each rank: by rank index, then region. All regions are whole pages and aligned to 4 bytes; they stay
-// the caller's, who may change pages that no running sequence uses.
+// rank is what one rank computes with: its stage's layers, cut to its KV-head groups, and its KV memory. A group is a KV head with the heads
+// that read it and its share of the FFN.
+type rank struct {
+	index, stage int
+	start, end   int // layers of the stage
+	first        int // its first group in the model
+	groups       int
+	pages        int
+	kv           [][]float32 // by region: K of the stage's layers, then V
+	layers       []shard
+}
+
+// shard is a rank's part of a layer: rows of q, k, v, gate and up, and by group the columns of attention output and FFN down.
+type shard struct {
+	q, k, v, gate, up *tensor
+	o, down           []*tensor
+}
+
+// NewInstance takes the KV memory of each rank: by rank index, then region. A rank's regions have equally many whole pages and are aligned to
+// 4 bytes; ranks may differ in their number of pages. The memory stays the caller's, who may change pages that no running step uses.
+// Errors: ErrGeometry.
 func NewInstance(m *Model, geo Geometry, memory [][][]byte) (*Instance, error) {
-	if err := geo.Validate(m.cfg); err != nil {
+	c := m.cfg
+	if err := geo.Validate(c); err != nil {
 		return nil, err
 	}
 	if len(memory) != geo.Ranks() {
 		return nil, fmt.Errorf("%w: memory for %d ranks, want %d", ErrGeometry, len(memory), geo.Ranks())
 	}
-	in := &Instance{m: m, geo: geo, pages: math.MaxInt}
-	item := geo.ItemLen(m.cfg)
-	for rank, regions := range memory {
-		start, end := Stage(m.cfg.Layers, geo.PP, rank/geo.TP)
-		if len(regions) != 2*(end-start) {
-			return nil, fmt.Errorf("%w: rank %d has %d regions, want %d", ErrGeometry, rank, len(regions), 2*(end-start))
-		}
-		var fs [][]float32
-		for _, b := range regions {
-			if len(b) == 0 || len(b)%item != 0 || uintptr(unsafe.Pointer(&b[0]))%4 != 0 {
-				return nil, fmt.Errorf("%w: rank %d has a region of %d bytes, want whole pages of %d", ErrGeometry, rank, len(b), item)
-			}
-			in.pages = min(in.pages, len(b)/item)
-			fs = append(fs, unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), len(b)/4))
-		}
-		in.kv = append(in.kv, fs)
+	in := &Instance{m: m, geo: geo}
+	for i := range c.HeadDim / 2 {
+		in.freq = append(in.freq, exp(-2*float64(i)/float64(c.HeadDim)*ln(float64(c.RopeBase))))
 	}
-	in.makeRope()
+	for i, regions := range memory {
+		r := &rank{index: i, stage: i / geo.TP, groups: c.KVHeads / geo.TP}
+		r.start, r.end = Stage(c.Layers, geo.PP, r.stage)
+		r.first = i % geo.TP * r.groups
+		if err := r.use(regions, geo.ItemLen(c)); err != nil {
+			return nil, err
+		}
+		for l := r.start; l < r.end; l++ {
+			r.layers = append(r.layers, r.cut(c, &m.layers[l]))
+		}
+		in.ranks = append(in.ranks, r)
+	}
 	return in, nil
 }
 
-// makeRope tabulates the rotation of every position.
-func (in *Instance) makeRope() {
-	c := in.m.cfg
-	half := c.HeadDim / 2
-	in.rope = make([]float32, c.Context*half*2)
-	for i := range half {
-		freq := math.Pow(float64(c.RopeBase), -2*float64(i)/float64(c.HeadDim))
-		for p := range c.Context {
-			s, co := math.Sincos(float64(p) * freq)
-			in.rope[(p*half+i)*2], in.rope[(p*half+i)*2+1] = float32(co), float32(s)
-		}
+// use takes the rank's memory.
+func (r *rank) use(regions [][]byte, item int) error {
+	if want := 2 * (r.end - r.start); len(regions) != want {
+		return fmt.Errorf("%w: rank %d has %d regions, want %d", ErrGeometry, r.index, len(regions), want)
 	}
+	for i, b := range regions {
+		switch {
+		case len(b) == 0 || len(b)%item != 0:
+			return fmt.Errorf("%w: rank %d has region %d of %d bytes, want whole pages of %d", ErrGeometry, r.index, i, len(b), item)
+		case len(b) != len(regions[0]):
+			return fmt.Errorf("%w: rank %d has region %d of %d pages, region 0 has %d", ErrGeometry, r.index, i, len(b)/item, len(regions[0])/item)
+		case uintptr(unsafe.Pointer(&b[0]))%4 != 0:
+			return fmt.Errorf("%w: rank %d has region %d at an address that is no multiple of 4", ErrGeometry, r.index, i)
+		}
+		r.kv = append(r.kv, unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), len(b)/4))
+	}
+	r.pages = len(regions[0]) / item
+	return nil
+}
+
+// cut is the rank's part of a layer.
+func (r *rank) cut(c Config, w *layer) shard {
+	heads, ffn := c.Heads/c.KVHeads*c.HeadDim, c.FFN/c.KVHeads // a group's share
+	rows := func(t *tensor, share int) *tensor { return t.part(r.first*share, (r.first+r.groups)*share, 0, t.cols) }
+	s := shard{q: rows(w.q, heads), k: rows(w.k, c.HeadDim), v: rows(w.v, c.HeadDim), gate: rows(w.gate, ffn), up: rows(w.up, ffn)}
+	for g := r.first; g < r.first+r.groups; g++ {
+		s.o = append(s.o, w.o.part(0, c.Dim, g*heads, (g+1)*heads))
+		s.down = append(s.down, w.down.part(0, c.Dim, g*ffn, (g+1)*ffn))
+	}
+	return s
 }
 
 // Seq is what one sequence contributes to a step.
@@ -104,9 +137,17 @@ type Seq struct {
 	Logits bool      // the logits behind the last token are wanted
 }
 
-// Step computes a batch and returns, by sequence, the logits that are wanted. Nothing is computed when a sequence is invalid; when ctx ends
-// in the middle, the pages of the new tokens hold anything.
+// Step computes a batch and returns, by sequence, the logits that are wanted (nil where not), which are the caller's. Sequences of a batch
+// must not write to each other's pages. Errors: ErrStep, with nothing computed, when a sequence is invalid; ctx's own when it ends in the
+// middle, and then the pages of the new tokens hold anything.
 func (in *Instance) Step(ctx context.Context, seqs []Seq) ([][]float32, error) {
+	return in.StepLayers(ctx, seqs, nil)
+}
+
+// StepLayers is Step, and calls done after each layer: its K and V of the batch's tokens are in the pages of the ranks of that stage and do
+// not change in the rest of the step, so they can be sent while the next layers compute. done runs on the caller's goroutine, and the step
+// waits for it.
+func (in *Instance) StepLayers(ctx context.Context, seqs []Seq, done func(stage, layer int)) ([][]float32, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	total := 0
@@ -121,19 +162,31 @@ func (in *Instance) Step(ctx context.Context, seqs []Seq) ([][]float32, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		st.layer(l)
+		ranks := in.stage(l)
+		st.layer(ranks, l)
+		if done != nil {
+			done(ranks[0].stage, l)
+		}
 	}
 	return st.logits(), nil
 }
 
+// stage is the ranks that hold a layer.
+func (in *Instance) stage(layer int) []*rank {
+	i := 0
+	for layer >= in.ranks[i].end {
+		i += in.geo.TP
+	}
+	return in.ranks[i : i+in.geo.TP]
+}
+
 func (in *Instance) check(s Seq) error {
 	c := in.m.cfg
-	end := s.Pos + len(s.Tokens)
 	switch {
 	case len(s.Tokens) == 0 || s.Pos < 0:
 		return fmt.Errorf("%w: %d tokens at position %d", ErrStep, len(s.Tokens), s.Pos)
-	case end > c.Context:
-		return fmt.Errorf("%w: position %d, the context has %d", ErrStep, end, c.Context)
+	case s.Pos > c.Context || len(s.Tokens) > c.Context-s.Pos:
+		return fmt.Errorf("%w: %d tokens at position %d, the context has %d", ErrStep, len(s.Tokens), s.Pos, c.Context)
 	case len(s.Pages) != in.geo.Ranks():
 		return fmt.Errorf("%w: page tables for %d ranks, want %d", ErrStep, len(s.Pages), in.geo.Ranks())
 	}
@@ -142,30 +195,16 @@ func (in *Instance) check(s Seq) error {
 			return fmt.Errorf("%w: token %d, the vocabulary has %d", ErrStep, id, c.Vocab)
 		}
 	}
-	need := (end + in.geo.PageSize - 1) / in.geo.PageSize
-	for rank, table := range s.Pages {
+	need := (s.Pos + len(s.Tokens) + in.geo.PageSize - 1) / in.geo.PageSize
+	for i, table := range s.Pages {
 		if len(table) < need {
-			return fmt.Errorf("%w: %d pages on rank %d, want %d", ErrStep, len(table), rank, need)
+			return fmt.Errorf("%w: %d pages on rank %d, want %d", ErrStep, len(table), i, need)
 		}
 		for _, p := range table[:need] {
-			if p < 0 || int(p) >= in.pages {
-				return fmt.Errorf("%w: page %d on rank %d, want 0 to %d", ErrStep, p, rank, in.pages-1)
+			if p < 0 || int(p) >= in.ranks[i].pages {
+				return fmt.Errorf("%w: page %d on rank %d, want 0 to %d", ErrStep, p, i, in.ranks[i].pages-1)
 			}
 		}
 	}
 	return nil
-}
-
-// workers splits n pieces of work over the processors and waits.
-func workers(n int, f func(from, to int)) {
-	w := min(runtime.GOMAXPROCS(0), n)
-	if w <= 1 {
-		f(0, n)
-		return
-	}
-	var wg sync.WaitGroup
-	for i := range w {
-		wg.Go(func() { f(i*n/w, (i+1)*n/w) })
-	}
-	wg.Wait()
 }

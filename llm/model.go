@@ -67,7 +67,10 @@ func OpenFile(path string) (*Model, error) {
 }
 
 // Open reads a GGUF of size bytes. Errors: ErrFormat, ErrUnsupported, naming the key, tensor or type.
-func Open(r io.ReaderAt, size int64) (*Model, error) {
+func Open(r io.ReaderAt, size int64) (*Model, error) { return open(r, size, maxExpanded) }
+
+// open keeps models of up to expanded elements as float32.
+func open(r io.ReaderAt, size int64, expanded int) (*Model, error) {
 	g, err := openGGUF(r, size)
 	if err != nil {
 		return nil, err
@@ -79,7 +82,7 @@ func Open(r io.ReaderAt, size int64) (*Model, error) {
 	if err := m.readConfig(g); err != nil {
 		return nil, err
 	}
-	if err := m.readTensors(g); err != nil {
+	if err := m.readTensors(g, expanded); err != nil {
 		return nil, err
 	}
 	if m.tok, err = newTokenizer(g, m.cfg.Vocab); err != nil {
@@ -101,6 +104,7 @@ const (
 	maxCtx    = 1 << 20
 	maxVocab  = 1 << 20
 
+	maxRopeBase = 1e12
 	maxExpanded = 64 << 20 // elements of a model that is kept as float32
 )
 
@@ -147,7 +151,14 @@ func (m *Model) readConfig(g *gguf) error {
 		return err
 	}
 	c.RopeBase, c.Eps = float32(base), float32(eps)
+	scaling, _ := g.meta["llama.rope.scaling.type"].(string)
 	switch {
+	case !(c.RopeBase >= 1 && c.RopeBase <= maxRopeBase):
+		return fmt.Errorf("%w: key \"llama.rope.freq_base\" is %v, want 1 to %v", ErrFormat, base, float32(maxRopeBase))
+	case !(c.Eps >= 0 && c.Eps < 1):
+		return fmt.Errorf("%w: key \"llama.attention.layer_norm_rms_epsilon\" is %v, want 0 to 1", ErrFormat, eps)
+	case scaling != "" && scaling != "none":
+		return fmt.Errorf("%w: key \"llama.rope.scaling.type\" is %q, want \"none\"", ErrUnsupported, scaling)
 	case c.Vocab < 1 || c.Vocab > maxVocab:
 		return fmt.Errorf("%w: %d tokens, want 1 to %d", ErrFormat, c.Vocab, maxVocab)
 	case c.Heads%c.KVHeads != 0:
@@ -160,7 +171,7 @@ func (m *Model) readConfig(g *gguf) error {
 	return nil
 }
 
-func (m *Model) readTensors(g *gguf) (err error) {
+func (m *Model) readTensors(g *gguf, expanded int) (err error) {
 	c := m.cfg
 	elements := 0
 	for _, t := range g.tensors {
@@ -170,7 +181,7 @@ func (m *Model) readTensors(g *gguf) (err error) {
 		}
 		elements += n
 	}
-	small := elements <= maxExpanded
+	small := elements <= expanded
 	matrix := func(name string, rows, cols int) *tensor {
 		if err != nil {
 			return nil
@@ -183,8 +194,8 @@ func (m *Model) readTensors(g *gguf) (err error) {
 	}
 	vector := func(name string) []float32 {
 		v := make([]float32, c.Dim)
-		if t := matrix(name, 1, c.Dim); t != nil {
-			t.row(v, 0)
+		if t := matrix(name, 1, c.Dim); err == nil {
+			copy(v, t.view(make([]float32, t.buffer()), 0))
 		}
 		return v
 	}
@@ -207,14 +218,8 @@ func (m *Model) readTensors(g *gguf) (err error) {
 			return err
 		}
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = g.unread()
 	}
-	// A group's share of the inputs of attention output and FFN down begins on a border of blocks.
-	for _, t := range []*tensor{m.layers[0].o, m.layers[0].down} {
-		if t.cols/c.KVHeads%t.q.block != 0 {
-			return fmt.Errorf("%w: %d inputs over %d KV heads are no whole blocks of %s", ErrUnsupported, t.cols, c.KVHeads, t.q.name)
-		}
-	}
-	return nil
+	return err
 }

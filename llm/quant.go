@@ -71,60 +71,55 @@ func half(b []byte) float32 {
 	return math.Float32frombits(sign | (exp+112)<<23 | frac<<13)
 }
 
-// tensor is a matrix, row by row as in the file.
+// tensor is a matrix, row by row as in the file, or a part of one.
 type tensor struct {
-	rows, cols, stride int
-	q                  *quant
-	b                  []byte
-	f                  []float32 // all rows, when the tensor was expanded
+	rows, cols int
+	q          *quant
+	b          []byte // rows of stride bytes, the part's first row at 0
+	stride     int
+	f          []float32 // rows of ld numbers, when the tensor was expanded
+	ld         int
+	from       int // first column of the part
 }
 
 // expand keeps the tensor's numbers themselves: faster, and for a small model the memory does not matter.
 func (t *tensor) expand() {
 	f := make([]float32, t.rows*t.cols)
 	for r := range t.rows {
-		t.row(f[r*t.cols:(r+1)*t.cols], r)
+		t.q.dequantize(f[r*t.cols:(r+1)*t.cols], t.b[r*t.stride:(r+1)*t.stride])
 	}
-	t.f, t.b = f, nil
+	t.f, t.ld, t.b = f, t.cols, nil
+}
+
+// part is rows [r0, r1) and columns [c0, c1) of t, in t's memory.
+func (t *tensor) part(r0, r1, c0, c1 int) *tensor {
+	p := *t
+	p.rows, p.cols, p.from = r1-r0, c1-c0, t.from+c0
+	if t.f != nil {
+		p.f = t.f[r0*t.ld : r1*t.ld]
+	} else {
+		p.b = t.b[r0*t.stride : r1*t.stride]
+	}
+	return &p
+}
+
+// buffer is the length of the buffer that view needs: whole blocks, wherever the part begins in them.
+func (t *tensor) buffer() int {
+	if t.f != nil {
+		return 0
+	}
+	return t.cols + 2*t.q.block
 }
 
 // view is a row, in buf unless the tensor was expanded. It must not be changed.
 func (t *tensor) view(buf []float32, r int) []float32 {
 	if t.f != nil {
-		return t.f[r*t.cols : (r+1)*t.cols]
+		at := r*t.ld + t.from
+		return t.f[at : at+t.cols]
 	}
-	t.row(buf, r)
-	return buf
-}
-
-// row writes a row to dst.
-func (t *tensor) row(dst []float32, r int) {
-	if t.f != nil {
-		copy(dst, t.f[r*t.cols:])
-		return
-	}
-	t.q.dequantize(dst, t.b[r*t.stride:(r+1)*t.stride])
-}
-
-// dot adds a[i]*b[i] in a fixed order: eight partial sums over i mod 8, then a tree.
-func dot(a, b []float32) float32 {
-	b = b[:len(a)]
-	var s0, s1, s2, s3, s4, s5, s6, s7 float32
-	i := 0
-	for ; i+8 <= len(a); i += 8 {
-		x, y := a[i:i+8:i+8], b[i:i+8:i+8]
-		s0 += float32(x[0] * y[0])
-		s1 += float32(x[1] * y[1])
-		s2 += float32(x[2] * y[2])
-		s3 += float32(x[3] * y[3])
-		s4 += float32(x[4] * y[4])
-		s5 += float32(x[5] * y[5])
-		s6 += float32(x[6] * y[6])
-		s7 += float32(x[7] * y[7])
-	}
-	s := float32(float32(s0+s4)+float32(s2+s6)) + float32(float32(s1+s5)+float32(s3+s7))
-	for ; i < len(a); i++ {
-		s += float32(a[i] * b[i])
-	}
-	return s
+	first, last := t.from/t.q.block, (t.from+t.cols+t.q.block-1)/t.q.block
+	buf = buf[:(last-first)*t.q.block]
+	at := r * t.stride
+	t.q.dequantize(buf, t.b[at+first*t.q.bytes:at+last*t.q.bytes])
+	return buf[t.from-first*t.q.block:][:t.cols]
 }

@@ -19,7 +19,7 @@ func bundledBytes(t testing.TB) []byte {
 	return b
 }
 
-func open(b []byte) (*Model, error) { return Open(bytes.NewReader(b), int64(len(b))) }
+func openBytes(b []byte) (*Model, error) { return Open(bytes.NewReader(b), int64(len(b))) }
 
 func TestBrokenFiles(t *testing.T) {
 	good := bundledBytes(t)
@@ -53,7 +53,7 @@ func TestBrokenFiles(t *testing.T) {
 		"tokenizer":      {change("gpt2", "lama"), ErrUnsupported, `tokenizer "lama"`},
 		"counts":         {append(append(bytes.Clone(good[:8]), 255, 255, 255, 255, 255, 255, 255, 255), good[16:]...), ErrFormat, "tensors and"},
 	} {
-		if _, err := open(c.b); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+		if _, err := openBytes(c.b); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %v that says %q", name, err, c.want, c.says)
 		}
 	}
@@ -65,7 +65,7 @@ func FuzzOpen(f *testing.F) {
 	f.Add(good[:64])
 	f.Add([]byte("GGUF\x03\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, err := open(b); err == nil && m.cfg.Layers == 0 {
+		if m, err := openBytes(b); err == nil && m.cfg.Layers == 0 {
 			t.Fatal("a model of no layers")
 		} else if err != nil && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrUnsupported) {
 			t.Fatalf("untyped error: %v", err)
@@ -123,7 +123,7 @@ func TestQuants(t *testing.T) {
 }
 
 func FuzzTokenizer(f *testing.F) {
-	m, err := open(bundledBytes(f))
+	m, err := openBytes(bundledBytes(f))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestPieces(t *testing.T) {
 }
 
 func TestStepRefuses(t *testing.T) {
-	m, err := open(bundledBytes(t))
+	m, err := openBytes(bundledBytes(t))
 	if err != nil {
 		t.Fatal(err)
 	}
