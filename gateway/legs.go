@@ -223,8 +223,9 @@ func secondHand(f *failure) bool {
 	switch f.cause.Code {
 	case room.PeerFailed, room.PeerAborted, room.Aborted, room.ClientGone, room.PeerDead:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // leg posts one leg and reads prefill's answer whole; decode's stays open.

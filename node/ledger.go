@@ -28,9 +28,13 @@ func NewLedger(n int) *Ledger {
 	return l
 }
 
-// Total, Free and Quarantined count pages. Every page is free, held or quarantined; quarantined pages are counted as held too.
-func (l *Ledger) Total() int       { return len(l.holds) }
-func (l *Ledger) Free() int        { return l.nfree }
+// Total is the number of pages. Every page is free or held.
+func (l *Ledger) Total() int { return len(l.holds) }
+
+// Free is the number of pages that nobody holds.
+func (l *Ledger) Free() int { return l.nfree }
+
+// Quarantined is the number of pages that are held because no proof has come that nothing writes to them.
 func (l *Ledger) Quarantined() int { return l.quarantined }
 
 // Alloc appends n free pages to dst and holds them once each, or does nothing and reports false when there are not so many.

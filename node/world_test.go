@@ -288,7 +288,7 @@ func (w *world) doD(j int, a Action) {
 		l := w.pages[me][a.Room]
 		l.sealed = true
 		w.pages[me][a.Room] = l
-		w.push("idle", func() { w.stepD(j, LeaseIdle{a.Room, a.Epoch}) })
+		w.push("idle", func() { w.stepD(j, LeaseIdle(a)) })
 	case SendRegistration:
 		w.toP(j, a.Endpoint, Registration{Session: me, Endpoint: me, Instance: w.inst[me]})
 	case SendMetadata:

@@ -50,8 +50,9 @@ func (Dialect) ReadPrefill(frames [][]byte, from backend.From) (node.Event, *bac
 		}
 		endpoint := m.Addr.Endpoint()
 		return node.AbortHeard{Room: m.Room, Epoch: m.Epoch, Endpoint: endpoint, Cause: causeOf(m.Code, room.Decode, endpoint, m.Text)}, nil, kind.String(), nil
+	default:
+		return nil, nil, kind.String(), unused(kind)
 	}
-	return nil, nil, kind.String(), unused(kind)
 }
 
 // unused is for messages that no event comes from.
@@ -151,8 +152,9 @@ func (Dialect) ReadDecode(frames [][]byte, from backend.From) (node.Event, strin
 			return nil, kind.String(), malformed(err)
 		}
 		return node.StatusHeard{Room: m.Room, Epoch: m.Epoch, Rank: m.Rank, Status: room.Failed, Refused: true, Cause: causeOf(m.Code, room.Prefill, from.Remote, m.Text)}, kind.String(), nil
+	default:
+		return nil, kind.String(), unused(kind)
 	}
-	return nil, kind.String(), unused(kind)
 }
 
 // causeOf makes a cause of what a native peer told. Without a code the peer's failure itself is all that is known.

@@ -1,0 +1,94 @@
+package node
+
+import (
+	"slices"
+
+	"github.com/kvferry/kvferry/event"
+	"github.com/kvferry/kvferry/room"
+)
+
+func (n *Prefill) peerUp(ev PeerUp) {
+	if p := n.peers[ev.Endpoint]; p != nil {
+		n.meet(p, ev.Instance)
+		p.up, p.heard = true, n.now
+		n.emit(event.PeerUp, note(0, ev.Endpoint))
+	}
+}
+
+// meet notes which instance answers at an endpoint. Another one than before ends the rooms and registrations of the old one.
+func (n *Prefill) meet(p *peer, id room.InstanceID) {
+	if p.known && p.instance != id {
+		n.lose(p, room.NewCause(room.PeerRestarted, room.Prefill, p.endpoint, ""))
+		n.disown(p)
+	}
+	p.known, p.instance = true, id
+}
+
+func (n *Prefill) disown(p *peer) {
+	for _, s := range slices.Clone(p.sessions) {
+		n.unregister(s)
+	}
+}
+
+func (n *Prefill) refused(ev PeerRefused) {
+	if p := n.peers[ev.Endpoint]; p != nil {
+		n.lose(p, room.NewCause(room.PeerDead, room.Prefill, ev.Endpoint, ev.Text))
+		n.disown(p)
+		n.forget(p)
+	}
+}
+
+// lose fails every room of a peer, which is past being told.
+func (n *Prefill) lose(p *peer, cause room.Cause) {
+	e := note(0, p.endpoint)
+	e.Cause = cause
+	n.emit(event.PeerDead, e)
+	for _, id := range slices.Clone(p.rooms.list) {
+		r := n.rooms[id]
+		for _, d := range r.dsts {
+			if d.Endpoint == p.endpoint {
+				d.told, d.past = true, true
+			}
+		}
+		r.acks = slices.DeleteFunc(r.acks, func(a ackTarget) bool { return a.endpoint == p.endpoint })
+		for _, w := range r.outstanding {
+			if w.dst.Endpoint == p.endpoint && !w.dst.Native {
+				n.do(CancelWrite{w.id}) // conclude cancels those to native peers
+			}
+		}
+		if !r.status.Terminal() {
+			n.conclude(r, room.Failed, cause)
+		}
+	}
+}
+
+func (n *Prefill) tick() {
+	for {
+		t, ok := n.due()
+		if !ok {
+			break
+		}
+		r := n.rooms[t.room]
+		if r == nil {
+			continue
+		}
+		switch {
+		case t.kind == timerSettle && len(r.outstanding) > 0:
+			r.poisoned = true
+			for _, d := range r.dsts {
+				d.told, d.past = true, true // what is still under way may land at any time: this decode must not learn that its pages are free
+			}
+		case t.kind == timerDeadline && t.stamp == r.stamp && !r.status.Terminal():
+			what := "decode published no pages within %v"
+			if !r.opened {
+				what = "no request came for the published pages within %v"
+			}
+			n.conclude(r, room.Failed, room.Causef(room.Timeout, room.Prefill, "", what, n.cfg.Bootstrap))
+		}
+	}
+	n.tombs.expire(n.now)
+	for _, p := range n.silent() { // its process may still be there and go on, so its registrations stay
+		n.lose(p, room.Causef(room.PeerSilent, room.Prefill, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter))
+		n.forget(p)
+	}
+}
