@@ -152,13 +152,13 @@ func (d *Decode) carry(a node.Action) {
 	case node.SealLease:
 		l := d.leases[a.Epoch]
 		if l == nil { // it could not be opened
-			d.wg.Go(func() { _ = d.step(node.LeaseIdle{Room: a.Room, Epoch: a.Epoch}) })
+			d.wg.Go(func() { _ = d.step(node.LeaseIdle(a)) })
 			return
 		}
 		l.Seal()
 		d.wg.Go(func() {
 			<-l.Idle()
-			_ = d.step(node.LeaseIdle{Room: a.Room, Epoch: a.Epoch})
+			_ = d.step(node.LeaseIdle(a))
 		})
 	case node.RetireLease:
 		if l := d.leases[a.Epoch]; l != nil {

@@ -262,9 +262,9 @@ func (r *rank) do(a node.Action) {
 
 func (r *rank) emit(e event.Event) {
 	if e.Kind == event.PeerDead || e.Kind == event.PeerDown {
-		r.log.Info(e.Kind.String(), "peer", e.Peer, "cause", e.Cause.Code, "text", e.Cause.Text+e.Note)
+		r.log.Info("peer", "event", e.Kind, "peer", e.Peer, "cause", e.Cause.Code, "text", e.Cause.Text+e.Note)
 	} else {
-		r.log.Debug(e.Kind.String(), "room", e.Room, "peer", e.Peer, "cause", e.Cause.Code)
+		r.log.Debug("room", "event", e.Kind, "room", e.Room, "peer", e.Peer, "cause", e.Cause.Code)
 	}
 	r.cfg.Events.Emit(e)
 }

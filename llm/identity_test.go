@@ -220,8 +220,8 @@ func bench(b *testing.B, n int) {
 }
 
 func ExampleSampler() {
-	s := llm.Sampler{Seed: 7, Temperature: 1}
 	logits := []float32{1, 2, 3}
-	fmt.Println(s.Sample(logits, 5) == s.Sample(logits, 5), llm.Sampler{}.Sample(logits, 5))
+	here, there := llm.Sampler{Seed: 7, Temperature: 1}, llm.Sampler{Seed: 7, Temperature: 1}
+	fmt.Println(here.Sample(logits, 5) == there.Sample(logits, 5), llm.Sampler{}.Sample(logits, 5))
 	// Output: true 2
 }

@@ -165,7 +165,7 @@ func serve(l net.Listener, h http.Handler) {
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
 	go func() {
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			slog.Error("registry", "error", err)
+			logger().Error("registry", "error", err)
 		}
 	}()
 }
