@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -83,6 +82,12 @@ func New(cfg Config) (*Gateway, error) {
 	return g, nil
 }
 
+// Update replaces the workers, as a registry or an operator says. It may be called at any time.
+func (g *Gateway) Update(prefill, decode []Worker) {
+	g.prefill.update(prefill)
+	g.decode.update(decode)
+}
+
 // ServeHTTP implements http.Handler.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) { g.mux.ServeHTTP(w, r) }
 
@@ -106,7 +111,7 @@ func (g *Gateway) health(w http.ResponseWriter, r *http.Request) {
 func (g *Gateway) anyHealthy(ctx context.Context, p *pool) bool {
 	ctx, cancel := context.WithTimeout(ctx, g.cfg.Dial)
 	defer cancel()
-	for _, c := range p.list {
+	for _, c := range p.all() {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+"/health", nil)
 		if err != nil {
 			continue
@@ -235,7 +240,7 @@ func (g *Gateway) fanOut(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	status := http.StatusBadGateway
-	for _, c := range append(slices.Clone(g.prefill.list), g.decode.list...) {
+	for _, c := range append(g.prefill.all(), g.decode.all()...) {
 		ctx, cancel := context.WithTimeout(r.Context(), g.cfg.Dial)
 		req, err := http.NewRequestWithContext(ctx, r.Method, c.URL+r.URL.RequestURI(), bytes.NewReader(body))
 		if err == nil {

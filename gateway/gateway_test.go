@@ -238,7 +238,7 @@ func TestUnreachableWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := newFake(t, hang)
-	g, err := New(Config{Prefill: []Worker{{"http://" + addr, "127.0.0.1:1"}}, Decode: []Worker{{URL: d.URL}}, Retries: -1})
+	g, err := New(Config{Prefill: []Worker{{URL: "http://" + addr, Bootstrap: "127.0.0.1:1"}}, Decode: []Worker{{URL: d.URL}}, Retries: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,5 +254,29 @@ func TestUnreachableWorker(t *testing.T) {
 	}
 	if code, _, _ := post(t, t.Context(), s.URL+"/health", ``); code != 405 {
 		t.Errorf("POST /health: %d", code)
+	}
+}
+
+func TestWorkersComeAndGo(t *testing.T) {
+	p, d := newFake(t, ok(`{}`)), newFake(t, ok("one"))
+	g, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewServer(g)
+	defer func() {
+		http.DefaultClient.CloseIdleConnections()
+		s.Close()
+		g.Close()
+	}()
+	for range 3 {
+		if code, _, _ := post(t, t.Context(), s.URL+"/v1/completions", `{}`); code != 503 {
+			t.Errorf("no workers: %d", code)
+		}
+		g.Update([]Worker{{URL: p.URL, Bootstrap: "127.0.0.1:1"}}, []Worker{{URL: d.URL, FreePages: 5}})
+		if code, _, got := post(t, t.Context(), s.URL+"/v1/completions", `{}`); code != 200 || got != "one" {
+			t.Errorf("%d %s", code, got)
+		}
+		g.Update(nil, nil)
 	}
 }

@@ -58,7 +58,7 @@ func (q *request) run() {
 			fail.answer(q.w)
 			return
 		}
-		q.g.cfg.Log.Info("attempt failed, another pair is tried", "cause", fail.cause.Code, "side", fail.side, "worker", fail.worker.URL, "text", fail.cause.Text)
+		q.g.cfg.Log.Info("attempt failed, another pair is tried", "cause", fail.cause.Code, "side", fail.side, "worker", fail.cause.Peer, "text", fail.cause.Text)
 	}
 }
 
@@ -94,19 +94,24 @@ func (q *request) breakOff(f *failure) {
 	panic(http.ErrAbortHandler) // a cut body must not look whole
 }
 
-// pickNew prefers a worker that was not tried, and takes a tried one where there is no other.
+// pickNew prefers a worker that was not tried, and takes a tried one where there is no other. nil: the last worker has left.
 func pickNew(p *pool, tried map[*candidate]bool) *candidate {
 	c := p.pick(tried)
 	if c == nil {
 		c = p.pick(nil)
 	}
-	tried[c] = true
+	if c != nil {
+		tried[c] = true
+	}
 	return c
 }
 
 // attempt sends both legs to a pair. nil: the answer has been given.
 func (q *request) attempt() *failure {
 	p, d := pickNew(q.g.prefill, q.triedP), pickNew(q.g.decode, q.triedD)
+	if p == nil || d == nil {
+		return &failure{side: room.Gateway, cause: room.NewCause(room.Unavailable, room.Gateway, "", "the last worker of a role has left")}
+	}
 	set, id := meeting(p.Bootstrap, q.batch)
 	body := patch(q.body, q.members, set)
 	// The legs end with the client, or with the attempt. Only prefill's leg may outlive a success, by the moment that its answer takes.

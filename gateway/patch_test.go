@@ -73,11 +73,11 @@ func FuzzPatch(f *testing.F) {
 
 func TestParseWorker(t *testing.T) {
 	for in, want := range map[string]Worker{
-		"http://10.0.0.1:8001@8998":           {"http://10.0.0.1:8001", "10.0.0.1:8998"},
-		"10.0.0.1:8001":                       {"http://10.0.0.1:8001", ""},
-		"http://[2001:db8::1]:8001@8998":      {"http://[2001:db8::1]:8001", "[2001:db8::1]:8998"},
-		"https://w.example/@10.0.0.9:7000":    {"https://w.example", "10.0.0.9:7000"},
-		"http://10.0.0.1:8001@10.0.0.2:65535": {"http://10.0.0.1:8001", "10.0.0.2:65535"},
+		"http://10.0.0.1:8001@8998":           {URL: "http://10.0.0.1:8001", Bootstrap: "10.0.0.1:8998"},
+		"10.0.0.1:8001":                       {URL: "http://10.0.0.1:8001", Bootstrap: ""},
+		"http://[2001:db8::1]:8001@8998":      {URL: "http://[2001:db8::1]:8001", Bootstrap: "[2001:db8::1]:8998"},
+		"https://w.example/@10.0.0.9:7000":    {URL: "https://w.example", Bootstrap: "10.0.0.9:7000"},
+		"http://10.0.0.1:8001@10.0.0.2:65535": {URL: "http://10.0.0.1:8001", Bootstrap: "10.0.0.2:65535"},
 	} {
 		if got, err := ParseWorker(in); err != nil || got != want {
 			t.Errorf("%s: %+v, %v, want %+v", in, got, err, want)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 type Worker struct {
 	URL       string // base of its HTTP API, without a slash at the end
 	Bootstrap string // prefill: host:port of its bootstrap server
+	FreePages int    // as it said last; 0 where it says nothing
 }
 
 // ParseWorker reads URL[@BOOTSTRAP], where BOOTSTRAP is host:port, or a port on the URL's host.
@@ -49,6 +51,7 @@ type pool struct {
 type candidate struct {
 	Worker
 	running atomic.Int64
+	free    atomic.Int64 // pages
 	broken  atomic.Int64 // until when it is passed over, ns since 1970
 }
 
@@ -57,13 +60,37 @@ const restFor = time.Second
 
 func newPool(list []Worker) *pool {
 	p := &pool{}
-	for _, w := range list {
-		p.list = append(p.list, &candidate{Worker: w})
-	}
+	p.update(list)
 	return p
 }
 
-// pick returns the better of two candidates, by what runs there, and avoids those that were just tried or could not be reached. nil: none.
+// update replaces the workers. Of one that stays, what runs there is kept; requests on one that has left go on.
+func (p *pool) update(list []Worker) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old := map[string]*candidate{}
+	for _, c := range p.list {
+		old[c.URL+"@"+c.Bootstrap] = c
+	}
+	p.list = nil
+	for _, w := range list {
+		c := old[w.URL+"@"+w.Bootstrap]
+		if c == nil {
+			c = &candidate{Worker: w}
+		}
+		c.free.Store(int64(w.FreePages))
+		p.list = append(p.list, c)
+	}
+}
+
+// all is the workers now.
+func (p *pool) all() []*candidate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.list)
+}
+
+// pick returns the better of two candidates, by what runs there, then by free pages, and avoids those that were just tried or could not be reached. nil: none.
 func (p *pool) pick(tried map[*candidate]bool) *candidate {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,7 +106,7 @@ func (p *pool) pick(tried map[*candidate]bool) *candidate {
 			continue
 		}
 		a, b := fit[rand.IntN(len(fit))], fit[rand.IntN(len(fit))]
-		if b.running.Load() < a.running.Load() {
+		if ra, rb := a.running.Load(), b.running.Load(); rb < ra || rb == ra && b.free.Load() > a.free.Load() {
 			a = b
 		}
 		return a
