@@ -21,9 +21,17 @@ const (
 	helloSize = 0x4b56_4645_5252_5931 // size field of a hello
 	helloAddr = 0x6e61_7469_7665_0001 // address field: version 1 of it
 	helloLen  = 2 * len(Instance{})   // body: the initiator's id, the id it takes the target for
+	opTable   = 0x4d                  // ours, on native connections: many writes, whose payloads follow a table of them
 	opSync    = 0x4c                  // ours, on native connections: send the statuses that wait. No body, no status
 	moreFlag  = 1                     // ours, on native connections, first byte of the padding: another request follows at once
 )
+
+// tableMax bounds the writes of a table. Header: size = bytes of all payloads, address = number of writes. Each has a size and an address, 8 bytes
+// each; then zeros up to a multiple of 64 bytes from the header on, which keeps payloads aligned for those who copy them.
+const tableMax = 64
+
+// tableLen is the length of a table with its padding.
+func tableLen(n int) int { return (headerLen+16*n+63)/64*64 - headerLen }
 
 // Status codes. 0 and 1 are Mooncake's, the others are sent on native connections alone.
 const (

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -258,7 +259,7 @@ func refusal(name string, code uint32) error {
 func (s *stream) send(ctx context.Context) error {
 	w := s.pulse.watch()
 	s.x.reset()
-	for i := range s.x.frags {
+	for i := 0; i < len(s.x.frags); {
 		sent := int64(i)
 		if s.h.stopped.Load() {
 			return s.stop(ctx, &w, sent)
@@ -273,9 +274,11 @@ func (s *stream) send(ctx context.Context) error {
 				return errBroken
 			}
 		}
-		if err := s.add(ctx, &w, i); err != nil {
+		n, err := s.add(ctx, &w, i)
+		if err != nil {
 			return err
 		}
+		i += n
 	}
 	return s.flush(ctx, &w)
 }
@@ -291,32 +294,57 @@ func (s *stream) stop(ctx context.Context, w *watch, sent int64) error {
 	return err
 }
 
-// add gathers one request. A small payload is copied behind its header; a large one becomes a vector of its own.
-func (s *stream) add(ctx context.Context, w *watch, i int) error {
+// add gathers requests from fragment i on and returns of how many. A small payload is copied behind its header; a large one becomes a vector of
+// its own, and towards a native target a row of them follows one table.
+func (s *stream) add(ctx context.Context, w *watch, i int) (n int, err error) {
 	x, f := s.x, s.x.frags[i]
+	small := len(f.Src) < copyBelow
+	n, need := 1, headerLen
+	total := uint64(len(f.Src))
+	switch {
+	case small:
+		need += len(f.Src)
+	case s.l.native:
+		for i+n < len(x.frags) && n < tableMax && len(x.frags[i+n].Src) >= copyBelow && total < vectorBytes {
+			total += uint64(len(x.frags[i+n].Src))
+			n++
+		}
+		need += tableLen(n)
+	}
+	if len(x.bounce)+need+headerLen > bounceLen || len(x.vectors)+n+1 > vectorLen || x.bytes > vectorBytes {
+		if err := s.flush(ctx, w); err != nil {
+			return 0, err
+		}
+	}
 	h := header{size: uint64(len(f.Src)), addr: f.Dst, op: opWrite | flagV2}
-	if s.l.native && i < len(x.frags)-1 {
+	if s.l.native && i+n < len(x.frags) {
 		h.flags = moreFlag
 	}
-	small := len(f.Src) < copyBelow
-	need := headerLen
-	if small {
-		need += len(f.Src)
-	}
-	if len(x.bounce)+need+headerLen > bounceLen || len(x.vectors)+2 > vectorLen || x.bytes > vectorBytes {
-		if err := s.flush(ctx, w); err != nil {
-			return err
-		}
+	if n > 1 {
+		h.size, h.addr, h.op = total, uint64(n), opTable
 	}
 	x.bounce = appendHeader(x.bounce, h)
 	if small {
 		x.bounce = append(x.bounce, f.Src...)
-		return nil
+		return 1, nil
 	}
-	x.vectors = append(x.vectors, x.bounce[x.mark:], f.Src)
+	if n > 1 {
+		end := len(x.bounce) + tableLen(n)
+		for _, f := range x.frags[i : i+n] {
+			x.bounce = binary.LittleEndian.AppendUint64(x.bounce, uint64(len(f.Src)))
+			x.bounce = binary.LittleEndian.AppendUint64(x.bounce, f.Dst)
+		}
+		for len(x.bounce) < end {
+			x.bounce = append(x.bounce, 0)
+		}
+	}
+	x.vectors = append(x.vectors, x.bounce[x.mark:])
 	x.mark = len(x.bounce)
-	x.bytes += len(f.Src)
-	return nil
+	for _, f := range x.frags[i : i+n] {
+		x.vectors = append(x.vectors, f.Src)
+	}
+	x.bytes += int(total)
+	return n, nil
 }
 
 // flush writes what is gathered.

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
@@ -22,6 +23,8 @@ const (
 	acksLen    = 256 * statusLen // statuses gathered at most: less than any initiator's window
 	drainTime  = time.Second     // after a rejection, for the peer to read its status before the connection is reset
 	drainBytes = 1 << 20         // as well
+	lendMax    = 32              // writes that one system call fills
+	lendBytes  = 1 << 20         // likewise, from this size on no more
 	refusedMax = 1 << 40         // payload of a refused native request that is read and dropped: a terabyte is no batch
 	askTime    = 5 * time.Second // for a control message, as upstream's daemon allows
 )
@@ -52,12 +55,17 @@ func (e *Engine) serveControl(c *conn) {
 
 var buffers = sync.Pool{New: func() any { return new([bufferLen]byte) }}
 
+// entry is one write of a request. A table has many.
+type entry struct {
+	size, addr uint64
+	err        error // refused
+}
+
 // server serves one data connection.
 type server struct {
 	e    *Engine
 	c    *conn
 	raw  syscall.RawConn
-	cur  space.Cursor
 	acks []byte
 
 	buf    *[bufferLen]byte // borrowed; nil while an idle connection waits
@@ -67,14 +75,21 @@ type server struct {
 	more   bool // another request follows at once: statuses may wait
 	first  bool // no request has come yet
 
-	// Of the read under way.
+	// The writes under way. Entry i is dealt with by cursor i mod len(curs).
+	entries []entry
+	begun   int // entries that have been resolved
+	curs    []space.Cursor
+	lent    int // cursors at the end of a read that lend memory, from entry now on
+	now     int
+
+	// The read under way.
 	try    func(uintptr) bool
-	mem    []byte // lent by cur, filled first
-	ahead  int    // then so many bytes of buf
+	iov    [][]byte // memory that is lent, then room in buf
+	vector vector
+	ahead  int // bytes of buf to read after what is lent
 	wait   time.Duration
 	idle   bool // buf may be given back while the read waits
 	waited bool
-	iov    [2][]byte
 	n      int
 	err    error
 }
@@ -87,17 +102,42 @@ func (e *Engine) serveData(c *conn) {
 	}
 	s := &server{e: e, c: c, raw: raw, acks: make([]byte, 0, acksLen), first: true}
 	s.try = s.tryRead
-	s.cur.Kick = func() { _ = c.SetDeadline(time.Unix(1, 0)) }
+	s.prepare(1)
 	for {
 		h, err := s.header()
 		if err != nil || !s.request(h) {
 			break
 		}
 	}
-	s.cur.End()
+	for i := range s.curs {
+		s.curs[i].End()
+	}
+	_ = s.flush() // the peer may have closed its half only
 	if s.buf != nil {
 		buffers.Put(s.buf)
 	}
+}
+
+// prepare makes room for reads into n writes at a time.
+func (s *server) prepare(n int) {
+	s.curs = make([]space.Cursor, n)
+	s.iov = make([][]byte, 0, n+1)
+	kick := func() { _ = s.c.SetDeadline(past) }
+	for i := range s.curs {
+		s.curs[i].Kick = kick
+	}
+}
+
+func (s *server) cur(i int) *space.Cursor { return &s.curs[i%len(s.curs)] }
+
+// sealed reports whether memory that is lent should be given back.
+func (s *server) sealed() bool {
+	for i := range s.lent {
+		if s.cur(s.now + i).Sealed() {
+			return true
+		}
+	}
+	return false
 }
 
 // errUnsent says that statuses must be sent before anything more is waited for.
@@ -110,8 +150,10 @@ func (s *server) tryRead(fd uintptr) bool {
 		if s.buf == nil {
 			s.buf = buffers.Get().(*[bufferLen]byte)
 		}
-		s.iov = [2][]byte{s.mem, s.buf[s.w : s.w+s.ahead]}
-		n, err := readv(fd, &s.iov)
+		if s.ahead > 0 {
+			s.iov = append(s.iov[:s.lent], s.buf[s.w:s.w+s.ahead])
+		}
+		n, err := s.vector.readv(fd, s.iov)
 		switch {
 		case err == nil && n == 0:
 			s.err = io.EOF
@@ -143,28 +185,32 @@ func (s *server) tryRead(fd uintptr) bool {
 		if s.idle && s.w == s.r {
 			buffers.Put(s.buf)
 			s.buf, s.r, s.w = nil, 0, 0
-			s.iov = [2][]byte{}
+			clear(s.iov) // it refers to the buffer
+			s.iov = s.iov[:0]
 			if !s.first {
 				s.c.silent.Store(time.Now().UnixNano())
 			}
 		}
 		s.waited = true
 		_ = s.c.SetReadDeadline(time.Now().Add(s.wait))
-		return s.mem != nil && s.cur.Sealed() // checked after the deadline is set: a kick before would be undone by it
+		return s.sealed() // checked after the deadline is set: a kick before would be undone by it
 	}
 }
 
-// read reads into mem, which cur has lent, and then up to ahead bytes into the buffer. n counts those of both. n = 0 without an error: the
-// lease was sealed.
-func (s *server) read(mem []byte, ahead int, wait time.Duration) (int, error) {
+// read reads into the memory that is lent, the first s.lent of s.iov, and then up to ahead bytes into the buffer. n counts those of both. n = 0
+// without an error: a lease was sealed.
+func (s *server) read(ahead int, wait time.Duration) (int, error) {
 	if s.r == s.w {
 		s.r, s.w = 0, 0
 	} else if s.w+ahead > bufferLen {
 		s.w = copy(s.buf[:], s.buf[s.r:s.w])
 		s.r = 0
 	}
-	s.mem, s.ahead, s.wait = mem, min(ahead, bufferLen-s.w), wait
-	defer func() { s.mem, s.iov = nil, [2][]byte{} }()
+	memory := 0
+	for _, b := range s.iov[:s.lent] {
+		memory += len(b)
+	}
+	s.ahead, s.wait = min(ahead, bufferLen-s.w), wait
 	for {
 		s.n, s.err, s.waited = 0, nil, false
 		err := s.raw.Read(s.try)
@@ -173,11 +219,11 @@ func (s *server) read(mem []byte, ahead int, wait time.Duration) (int, error) {
 		}
 		switch {
 		case err == nil:
-			if s.n > len(mem) {
-				s.w += s.n - len(mem)
+			if s.n > memory {
+				s.w += s.n - memory
 			}
 			return s.n, nil
-		case errors.Is(err, errUnsent) && mem == nil:
+		case errors.Is(err, errUnsent) && s.lent == 0:
 			if err := s.flush(); err != nil {
 				return 0, err
 			}
@@ -185,7 +231,7 @@ func (s *server) read(mem []byte, ahead int, wait time.Duration) (int, error) {
 			return 0, err
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return 0, err
-		case mem != nil && s.cur.Sealed():
+		case s.sealed():
 			return 0, nil
 		case s.waited:
 			return 0, err
@@ -222,7 +268,7 @@ func (s *server) need(n int, idle bool) error {
 		if s.idle {
 			wait = s.e.cfg.Idle
 		}
-		_, err := s.read(nil, ahead, wait)
+		_, err := s.read(ahead, wait)
 		s.idle = false
 		if err != nil {
 			return err
@@ -252,15 +298,16 @@ func (s *server) request(h header) bool {
 	if s.native && h.op == opSync {
 		return s.flush() == nil
 	}
+	if s.native && h.op == opTable {
+		return s.table(h)
+	}
 	v2 := h.op&flagV2 != 0
 	if h.size == 0 && !v2 { // a no-op in version 1
 		return true
 	}
-	s.direct = h.size >= directFrom
-	err := s.e.space.Begin(&s.cur, h.addr, h.size)
-	if err != nil {
-		s.e.counts.refused.Add(1)
-	}
+	s.entries, s.begun = append(s.entries[:0], entry{size: h.size, addr: h.addr}), 0
+	s.begin(0)
+	err := s.entries[0].err
 	if h.op&^flagV2 != opWrite { // anything else is a read, as upstream has it
 		return s.serveRead(err, v2)
 	}
@@ -268,17 +315,49 @@ func (s *server) request(h header) bool {
 		s.e.cfg.Logger.Debug("write refused", "peer", s.c.RemoteAddr().String(), "bytes", h.size, "error", err)
 		return s.reject(v2)
 	}
-	if !s.payload() {
+	return s.carry(v2)
+}
+
+// table serves a table of writes: header, count entries of size and address, padding, and then the payloads one after the other.
+func (s *server) table(h header) bool {
+	if h.addr == 0 || h.addr > tableMax {
 		return false
 	}
-	code := uint32(statusOK)
-	if s.native {
-		if err == nil && s.cur.Sunk() {
-			err = transfer.ErrSealed
-		}
-		code = codeOf(err)
+	n := tableLen(int(h.addr))
+	if s.need(n, false) != nil {
+		return false
 	}
-	return !v2 || s.status(code)
+	s.entries, s.begun = s.entries[:0], 0
+	total := uint64(0)
+	for i := range int(h.addr) {
+		b := s.buf[s.r+16*i:]
+		x := entry{size: binary.LittleEndian.Uint64(b), addr: binary.LittleEndian.Uint64(b[8:])}
+		if x.size == 0 || x.size > refusedMax {
+			return false
+		}
+		total += x.size
+		s.entries = append(s.entries, x)
+	}
+	s.r += n
+	more := s.more
+	s.more = true // until the last payload
+	return total == h.size && s.carry(true) && s.answered(more)
+}
+
+// answered lets statuses go again.
+func (s *server) answered(more bool) bool {
+	s.more = more
+	return true
+}
+
+// begin resolves the addresses of an entry.
+func (s *server) begin(i int) {
+	x := &s.entries[i]
+	x.err = s.e.space.Begin(s.cur(i), x.addr, x.size)
+	if x.err != nil {
+		s.e.counts.refused.Add(1)
+	}
+	s.begun = i + 1
 }
 
 // hello begins a native connection.
@@ -294,30 +373,46 @@ func (s *server) hello() bool {
 		return false
 	}
 	s.native = true
+	s.prepare(lendMax)
 	s.e.cfg.Logger.Debug("native data connection", "peer", s.c.RemoteAddr().String(), "instance", from)
 	return s.status(statusOK)
 }
 
-// payload moves the bytes of a write to memory or to the sink.
-func (s *server) payload() bool {
-	cur := &s.cur
-	for cur.Left() > 0 {
-		var err error
-		switch {
-		case s.r < s.w: // what was read ahead
-			b := s.buf[s.r:s.w]
-			if uint64(len(b)) > cur.Left() {
-				b = b[:cur.Left()]
-			}
-			n := s.place(b)
-			s.r += n
-		case s.direct:
-			err = s.readDirect()
-		default:
-			_, err = s.read(nil, bufferLen, s.e.cfg.Stall)
+// carry moves the payloads of the entries to memory or to the sink.
+func (s *server) carry(v2 bool) bool {
+	for i := range s.entries {
+		if s.begun == i {
+			s.begin(i)
 		}
-		if err != nil {
-			s.e.cfg.Logger.Debug("write cut", "peer", s.c.RemoteAddr().String(), "left", cur.Left(), "error", err)
+		cur := s.cur(i)
+		s.direct = s.entries[i].size >= directFrom
+		for cur.Left() > 0 {
+			var err error
+			switch {
+			case s.r < s.w: // what was read ahead
+				b := s.buf[s.r:s.w]
+				if uint64(len(b)) > cur.Left() {
+					b = b[:cur.Left()]
+				}
+				s.r += s.place(cur, b)
+			case s.direct:
+				err = s.readDirect(i)
+			default:
+				_, err = s.read(bufferLen, s.e.cfg.Stall)
+			}
+			if err != nil {
+				s.e.cfg.Logger.Debug("write cut", "peer", s.c.RemoteAddr().String(), "left", cur.Left(), "error", err)
+				return false
+			}
+		}
+		code := uint32(statusOK)
+		if err := s.entries[i].err; s.native {
+			if err == nil && cur.Sunk() {
+				err = transfer.ErrSealed
+			}
+			code = codeOf(err)
+		}
+		if v2 && !s.status(code) {
 			return false
 		}
 	}
@@ -325,31 +420,58 @@ func (s *server) payload() bool {
 }
 
 // place copies bytes that were read ahead, of the write under way, and returns how many are dealt with.
-func (s *server) place(b []byte) int {
-	if n := s.cur.Copy(b); n > 0 {
+func (s *server) place(cur *space.Cursor, b []byte) int {
+	if n := cur.Copy(b); n > 0 {
 		s.e.counts.in.Add(uint64(n))
 		return n
 	}
-	s.cur.Discard(len(b))
+	cur.Discard(len(b))
 	s.e.counts.sunk.Add(uint64(len(b)))
 	return len(b)
 }
 
-// readDirect reads from the socket into memory, with the header that follows.
-func (s *server) readDirect() error {
-	mem := s.cur.Next(0)
-	if mem == nil {
-		_, err := s.read(nil, int(min(s.cur.Left(), bufferLen)), s.e.cfg.Stall)
+// lend borrows the memory of entry i and of those after it, as much as one read may fill. It returns how much of the buffer may follow.
+func (s *server) lend(i int) (ahead int) {
+	s.iov, s.now, s.lent = s.iov[:0], i, 0
+	for bytes := 0; i < len(s.entries) && s.lent < len(s.curs) && bytes < lendBytes; i++ {
+		if s.begun == i {
+			s.begin(i)
+		}
+		cur := s.cur(i)
+		mem := cur.Next(0)
+		if mem == nil { // the sink
+			return 0
+		}
+		s.iov = append(s.iov, mem)
+		s.lent++
+		bytes += len(mem)
+		if uint64(len(mem)) < cur.Left() {
+			return 0
+		}
+	}
+	if i == len(s.entries) {
+		return headerLen
+	}
+	return 0
+}
+
+// readDirect reads from the socket into the memory of entry i and those after it, with the header that follows.
+func (s *server) readDirect(i int) error {
+	ahead := s.lend(i)
+	if s.lent == 0 {
+		_, err := s.read(int(min(s.cur(i).Left(), bufferLen)), s.e.cfg.Stall)
 		return err // place drops it
 	}
-	ahead := 0
-	if uint64(len(mem)) == s.cur.Left() {
-		ahead = headerLen
+	n, err := s.read(ahead, s.e.cfg.Stall)
+	lent := s.lent
+	s.lent = 0
+	for k := range lent {
+		part := min(n, len(s.iov[k]))
+		s.cur(i + k).Place(part)
+		s.e.counts.in.Add(uint64(part))
+		n -= part
 	}
-	n, err := s.read(mem, ahead, s.e.cfg.Stall)
-	n = min(n, len(mem))
-	s.cur.Place(n)
-	s.e.counts.in.Add(uint64(n))
+	s.iov = s.iov[:0]
 	if errors.Is(err, errUnsent) {
 		return s.flush()
 	}
@@ -392,7 +514,7 @@ func (s *server) serveRead(err error, v2 bool) bool {
 		}
 		return s.reject(v2)
 	}
-	cur := &s.cur
+	cur := s.cur(0)
 	cur.Read()
 	if v2 && !s.status(statusOK) || s.flush() != nil {
 		return false

@@ -3,6 +3,7 @@ package tcp
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
@@ -272,12 +273,125 @@ func TestForeignRejections(t *testing.T) {
 	}
 }
 
+// A peer that closes its half gets the statuses that it is owed.
+func TestHalfClose(t *testing.T) {
+	x := opened(t, Config{}, 1000, 10)
+	c := dialData(t, x.Engine)
+	send(t, c, bytes.Repeat(append(request(opWrite|flagV2, x.region.Base(), 3), 1, 2, 3), 5))
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		wantStatus(t, c, statusOK)
+	}
+	wantEnd(t, c)
+}
+
+func hello(to Instance) []byte {
+	b := appendHeader(nil, header{size: helloSize, addr: helloAddr, op: opHello})
+	return append(append(b, make([]byte, 16)...), to[:]...)
+}
+
+// table is a request of many writes without its payloads.
+func table(entries ...entry) []byte {
+	h := header{addr: uint64(len(entries)), op: opTable}
+	for _, x := range entries {
+		h.size += x.size
+	}
+	b := appendHeader(nil, h)
+	for _, x := range entries {
+		b = binary.LittleEndian.AppendUint64(b, x.size)
+		b = binary.LittleEndian.AppendUint64(b, x.addr)
+	}
+	return append(b, make([]byte, headerLen+tableLen(len(entries))-len(b))...)
+}
+
+func TestTables(t *testing.T) {
+	const item = 40_000
+	x := opened(t, Config{}, item, 64)
+	x.lease.Retire()
+	a, err := x.Open(transfer.Grant{Generation: 1, Windows: []transfer.Window{{Region: x.region, Items: []int32{0, 1, 2, 3, 4, 5, 6, 7}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := x.Open(transfer.Grant{Generation: 2, Windows: []transfer.Window{{Region: x.region, Items: []int32{8, 9, 10, 11}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := func(gen, page int) uint64 { return x.region.Base() + uint64(gen*64+page)*item }
+	c := dialData(t, x.Engine)
+	send(t, c, hello(x.Instance()))
+	wantStatus(t, c, statusOK)
+	src := random(12 * item)
+	part := func(k int) []byte { return src[k*item : (k+1)*item] }
+	// Writes of two leases, some refused, of all sizes, in pieces.
+	entries := []entry{{item, addr(1, 0), nil}, {item, addr(2, 8), nil}, {item, addr(3, 0), nil}, {100, addr(1, 1), nil}, {item, addr(1, 2), nil}, {item, 77, nil}, {2 * item, addr(1, 3), nil}}
+	stream := table(entries...)
+	for _, k := range [][]byte{part(0), part(8), part(11), part(1)[:100], part(2), part(11), src[3*item : 5*item]} {
+		stream = append(stream, k...)
+	}
+	for len(stream) > 0 {
+		n := min(len(stream), 30_011)
+		send(t, c, stream[:n])
+		stream = stream[n:]
+		runtime.Gosched()
+	}
+	for _, want := range []uint32{statusOK, statusOK, statusOutOfRange, statusOK, statusOK, statusNotRegistered, statusOK} {
+		wantStatus(t, c, want)
+	}
+	want := make([]byte, len(x.mem))
+	for _, k := range []int{0, 2, 3, 4, 8} {
+		copy(want[k*item:], part(k))
+	}
+	copy(want[item:], part(1)[:100])
+	if !bytes.Equal(x.mem, want) {
+		t.Error("memory differs")
+	}
+	if got, _ := a.Covered(); got != 4*item+100 {
+		t.Errorf("%d bytes of the first lease are covered", got)
+	}
+	// One lease is sealed while the target waits with the memory of both.
+	send(t, c, table(entry{item, addr(1, 5), nil}, entry{item, addr(2, 9), nil}, entry{item, addr(1, 6), nil}), part(5)[:10_000])
+	for deadline := time.Now().Add(hang); !bytes.Equal(x.mem[5*item:5*item+10_000], part(5)[:10_000]); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the beginning does not arrive")
+		}
+	}
+	b.Seal()
+	select {
+	case <-b.Idle():
+	case <-time.After(hang):
+		t.Fatal("a reader stays inside")
+	}
+	send(t, c, part(5)[10_000:], part(9), part(6))
+	wantStatus(t, c, statusOK)
+	wantStatus(t, c, statusSealed)
+	wantStatus(t, c, statusOK)
+	copy(want[5*item:], src[5*item:7*item])
+	if !bytes.Equal(x.mem, want) {
+		t.Error("memory differs after a seal")
+	}
+	// Tables that are none end the connection.
+	for name, bad := range map[string][]byte{
+		"no entries":     appendHeader(nil, header{op: opTable}),
+		"too many":       appendHeader(nil, header{op: opTable, addr: tableMax + 1}),
+		"a wrong total":  append(appendHeader(nil, header{size: 5, op: opTable, addr: 1}), table(entry{item, addr(1, 0), nil})[headerLen:]...),
+		"a size of none": table(entry{0, addr(1, 0), nil}),
+		"a size too big": table(entry{1 << 60, addr(1, 0), nil}),
+	} {
+		c := dialData(t, x.Engine)
+		send(t, c, hello(x.Instance()), bad)
+		if !endsWith(t, c, statusOK) && !t.Failed() {
+			t.Errorf("%s: more than the answer to the hello", name)
+		}
+	}
+	c = dialData(t, x.Engine) // of a foreign engine it is a strange read
+	send(t, c, table(entry{item, addr(1, 0), nil}))
+	wantEnd(t, c)
+}
+
 func TestNativeConnection(t *testing.T) {
 	x := opened(t, Config{}, 1000, 10)
-	hello := func(to Instance) []byte {
-		b := appendHeader(nil, header{size: helloSize, addr: helloAddr, op: opHello})
-		return append(append(b, make([]byte, 16)...), to[:]...)
-	}
 	c := dialData(t, x.Engine)
 	send(t, c, hello(x.Instance()))
 	wantStatus(t, c, statusOK)
@@ -526,11 +640,15 @@ func FuzzDataConnection(f *testing.F) {
 	defer l.Retire()
 	zero := make([]byte, 256)
 	// Addresses in the input are relative to the lease, since the region's base is random.
-	f.Add([]byte{2, 0, 0, 0x81, 1, 2}, uint8(1))
-	f.Add([]byte{1, 0, 0, 0x01, 1, 5, 0, 10, 0x80, 3, 1, 0, 0x81}, uint8(3))
-	f.Add(bytes.Repeat([]byte{0, 1, 0, 0x81}, 20), uint8(20))
-	f.Fuzz(func(t *testing.T, in []byte, requests uint8) {
+	f.Add([]byte{2, 0, 0, 0x81, 1, 2}, uint8(1), false)
+	f.Add([]byte{1, 0, 0, 0x01, 1, 5, 0, 10, 0x80, 3, 1, 0, 0x81}, uint8(3), false)
+	f.Add(bytes.Repeat([]byte{0, 1, 0, 0x81}, 20), uint8(20), true)
+	f.Add(append([]byte{1, 0, 0, 0x81, 9}, table(entry{100, 5, nil}, entry{10, 7, nil})...), uint8(1), true)
+	f.Fuzz(func(t *testing.T, in []byte, requests uint8, native bool) {
 		var stream []byte
+		if native {
+			stream = hello(x.Instance())
+		}
 		for ; len(in) >= 4 && requests > 0; requests-- {
 			size := int(in[0]) | int(in[1])<<8&0x300
 			stream = append(stream, request(in[3], x.region.Base()+5*256+uint64(int64(int8(in[2]))*4), size)...)
