@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvferry/kvferry/gateway"
 	"github.com/kvferry/kvferry/llm"
+	"github.com/kvferry/kvferry/registry"
 	"github.com/kvferry/kvferry/room"
 )
 
@@ -38,7 +39,7 @@ func newUp() *cobra.Command {
 	var f upFlags
 	c := &cobra.Command{
 		Use: "up", Short: "Run a whole cluster on this machine and carry one sample prompt through it", Args: noArgs,
-		Long: "Starts a gateway and prefill and decode workers as processes of their own, sends one sample prompt through them, prints the text, what\n" +
+		Long: "Starts a gateway with a registry, and prefill and decode workers as processes of their own, sends one sample prompt through them, prints the text, what\n" +
 			"happened to its room and when, and whether the logits equal those of a single process bit for bit; then serves until Ctrl-C.\n" + exitCodes,
 		Example: "  kvferry up\n  kvferry up --once --decode-tp 2\n  kvferry up --prefill 2 --decode 2 --prefill-tp 2 --json",
 		RunE:    func(c *cobra.Command, _ []string) error { return f.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr()) },
@@ -96,28 +97,43 @@ func (f *upFlags) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	if f.verbose {
 		logs = stderr
 	}
-	fam := newFamily(logs)
-	defer fam.stop()
 	l, err := listen(ctx, "--listen", f.listen)
 	if err != nil {
 		return err
 	}
-	cfg, err := f.start(ctx, fam, p)
+	store, err := registry.NewStore(registry.DefaultTTL)
 	if err != nil {
-		return fmt.Errorf("start: %w", err)
+		return err
 	}
-	g, err := gateway.New(cfg)
+	rl, err := listen(ctx, "(registry)", "127.0.0.1:0")
 	if err != nil {
+		store.Close()
+		return err
+	}
+	g, err := gateway.New(gateway.Config{})
+	if err != nil {
+		store.Close()
 		return err
 	}
 	serving, stop := context.WithCancel(context.Background())
 	eg, _ := errgroup.WithContext(serving)
+	serve(serving, eg, rl, store.Handler(""))
 	serve(serving, eg, l, g)
+	eg.Go(func() error { return store.Watch(serving, feed(g, nil, nil)) })
 	defer func() {
+		store.Close() // ends its watchers
 		stop()
-		_ = eg.Wait() // the listener is closed
+		_ = eg.Wait() // the listeners are closed
 		g.Close()
 	}()
+	fam := newFamily(logs)
+	defer fam.stop() // before the registry ends, so that the workers can leave it
+	if err := f.start(ctx, fam, p, "http://"+rl.Addr().String()); err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	if err := f.whole(ctx, store); err != nil {
+		return err
+	}
 	url := "http://" + l.Addr().String()
 	p.ready(url, name, time.Since(began))
 	s := &sample{flags: f, url: url, model: m, name: name, kids: fam.kids, p: p}
@@ -140,35 +156,48 @@ func (f *upFlags) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	return <-died
 }
 
-// start runs the workers, all at once.
-func (f *upFlags) start(ctx context.Context, fam *family, p *printer) (cfg gateway.Config, err error) {
-	common := []string{"--pages", strconv.Itoa(f.pages), "--page-size", strconv.Itoa(f.pageSize), "--chunk", strconv.Itoa(f.chunk), "--drain", "500ms", "--backend", f.backend}
+// start runs the workers.
+func (f *upFlags) start(ctx context.Context, fam *family, p *printer, registry string) error {
+	common := []string{"--pages", strconv.Itoa(f.pages), "--page-size", strconv.Itoa(f.pageSize), "--chunk", strconv.Itoa(f.chunk), "--drain", "500ms", "--backend", f.backend, "--registry", registry}
 	if f.model != "" {
 		common = append(common, "--model", f.model)
 	}
-	add := func(side room.Side, i, tp, pp int) (*child, error) {
-		args := append([]string{side.String(), "--tp", strconv.Itoa(tp), "--pp", strconv.Itoa(pp)}, common...)
-		k, err := fam.add(ctx, fmt.Sprintf("%s %d", side, i), args...)
-		if err == nil {
+	for _, role := range []struct {
+		side      room.Side
+		n, tp, pp int
+	}{{room.Prefill, f.prefills, f.prefillTP, f.prefillPP}, {room.Decode, f.decodes, f.decodeTP, f.decodePP}} {
+		for i := range role.n {
+			args := append([]string{role.side.String(), "--tp", strconv.Itoa(role.tp), "--pp", strconv.Itoa(role.pp)}, common...)
+			k, err := fam.add(ctx, fmt.Sprintf("%s %d", role.side, i), args...)
+			if err != nil {
+				return err
+			}
 			p.worker(k)
 		}
-		return k, err
 	}
-	for i := range f.prefills {
-		k, err := add(room.Prefill, i, f.prefillTP, f.prefillPP)
-		if err != nil {
-			return cfg, err
+	return nil
+}
+
+// whole waits until every worker is in the registry.
+func (f *upFlags) whole(ctx context.Context, store *registry.Store) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	s := store.Snapshot()
+	for {
+		usable := 0
+		for _, i := range s.Instances {
+			if i.Usable() {
+				usable++
+			}
 		}
-		cfg.Prefill = append(cfg.Prefill, gateway.Worker{URL: k.ready.URL, Bootstrap: k.ready.Bootstrap})
-	}
-	for i := range f.decodes {
-		k, err := add(room.Decode, i, f.decodeTP, f.decodePP)
-		if err != nil {
-			return cfg, err
+		if usable >= f.prefills+f.decodes {
+			return nil
 		}
-		cfg.Decode = append(cfg.Decode, gateway.Worker{URL: k.ready.URL})
+		var err error
+		if s, err = store.Wait(ctx, s.Registry, s.Revision); err != nil {
+			return fmt.Errorf("%d of %d workers are in the registry: %w", usable, f.prefills+f.decodes, err)
+		}
 	}
-	return cfg, nil
 }
 
 // printer writes what `up` says, as text or as JSON lines.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvferry/kvferry/llm"
 	"github.com/kvferry/kvferry/model"
+	"github.com/kvferry/kvferry/registry"
 	"github.com/kvferry/kvferry/room"
 	"github.com/kvferry/kvferry/worker"
 )
@@ -86,6 +87,7 @@ type workerFlags struct {
 	shape
 	logging
 	listen, bootstrap, host, advertise string
+	registry, token                    string
 	drain                              time.Duration
 }
 
@@ -115,6 +117,8 @@ func newWorker(side room.Side) *cobra.Command {
 	c.Flags().StringVar(&f.listen, "listen", "127.0.0.1:0", "`ADDR` of the HTTP API")
 	c.Flags().StringVar(&f.host, "host", "127.0.0.1", "bind address of the control and data sockets")
 	c.Flags().StringVar(&f.advertise, "advertise", "", "host under which peers reach them (default: --host)")
+	c.Flags().StringVar(&f.registry, "registry", "", "`URL` of the registry to be found through")
+	c.Flags().StringVar(&f.token, "registry-token", "", "bearer token for it")
 	c.Flags().DurationVar(&f.drain, "drain", 5*time.Second, "how long running requests may go on when the worker leaves")
 	if side == room.Prefill {
 		c.Flags().StringVar(&f.bootstrap, "bootstrap", "127.0.0.1:0", "`ADDR` of the bootstrap server that decode workers ask")
@@ -147,7 +151,7 @@ func (f *workerFlags) run(ctx context.Context, side room.Side, stdout, stderr io
 	if err != nil {
 		return err
 	}
-	r := ready{Event: "ready", Side: side.String(), URL: "http://" + api.Addr().String(), Instance: w.ID(), Model: name}
+	r := ready{Event: "ready", Side: side.String(), URL: "http://" + reachable(api.Addr(), f.advertise), Instance: w.ID(), Model: name}
 	g, gctx := errgroup.WithContext(context.Background())
 	serving, stop := context.WithCancel(gctx)
 	defer stop()
@@ -158,7 +162,7 @@ func (f *workerFlags) run(ctx context.Context, side room.Side, stdout, stderr io
 			stop()
 			return errors.Join(err, g.Wait(), closeWorker(w))
 		}
-		r.Bootstrap = boot.Addr().String()
+		r.Bootstrap = reachable(boot.Addr(), f.advertise)
 		serve(serving, g, boot, w.Bootstrap().Handler())
 	}
 	if err := json.NewEncoder(stdout).Encode(r); err != nil {
@@ -169,7 +173,34 @@ func (f *workerFlags) run(ctx context.Context, side room.Side, stdout, stderr io
 		defer stop() // the servers answer until every request has ended
 		return w.Run(ctx)
 	})
+	if f.registry != "" {
+		remote := &registry.Remote{URL: f.registry, Token: f.token, Log: log}
+		g.Go(func() error { return remote.Keep(ctx, f.state(w, r, side, m)) })
+	}
 	return errors.Join(g.Wait(), closeWorker(w))
+}
+
+// state is what the registry learns of the worker, each time anew.
+func (f *workerFlags) state(w *worker.Worker, r ready, side room.Side, m *llm.Model) func() registry.Instance {
+	started := time.Now()
+	return func() registry.Instance {
+		free, total, running, waiting := w.Load()
+		i := registry.Instance{ID: r.Instance, Started: started, Side: side, URL: r.URL, Bootstrap: r.Bootstrap, Model: r.Model, Context: m.Config().Context, PageSize: f.pageSize,
+			TP: f.tp, PP: f.pp, Load: registry.Load{FreePages: free, TotalPages: total, Running: running, Waiting: waiting}}
+		if !w.Healthy() {
+			i.Unhealthy = "it leaves or makes no progress"
+		}
+		return i
+	}
+}
+
+// reachable is an address as others reach it: a host that means all interfaces is replaced by the advertised one.
+func reachable(a net.Addr, advertise string) string {
+	host, port, err := net.SplitHostPort(a.String())
+	if ip := net.ParseIP(host); err == nil && advertise != "" && ip != nil && ip.IsUnspecified() {
+		return net.JoinHostPort(advertise, port)
+	}
+	return a.String()
 }
 
 func closeWorker(w *worker.Worker) error {
