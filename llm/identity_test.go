@@ -169,26 +169,6 @@ func TestBitIdentityNeedsEveryFragment(t *testing.T) {
 	t.Logf("%d fragments dropped, one at a time", checked)
 }
 
-func TestGreedyTextIsStable(t *testing.T) {
-	tok := bundled.Tokenizer()
-	ids := tok.Encode("Package http provides HTTP client and server implementations. The client")
-	r := newRig(t, llm.Geometry{TP: 1, PP: 1, PageSize: 16}, rand.New(rand.NewPCG(7, 8)))
-	logits := r.prefill(t, ids, 512)
-	n := len(ids)
-	for range 16 {
-		id := llm.Sampler{}.Sample(logits, len(ids))
-		ids = append(ids, id)
-		out, err := r.in.Step(t.Context(), []llm.Seq{{Tokens: ids[len(ids)-1:], Pos: len(ids) - 1, Pages: r.tables, Logits: true}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		logits = out[0]
-	}
-	if got, want := tok.Decode(ids[n:]), " is used to implement the HTTP/2 client to send a request with a request"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
 // BenchmarkPrefill and BenchmarkDecode report tokens a second, and the ratio to what dot alone reaches on the same processors in this run: the
 // time that the multiplications of the weights would take if nothing else were to do.
 func BenchmarkPrefill(b *testing.B) { bench(b, 256) }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"unicode/utf8"
 )
 
 func bundledBytes(t testing.TB) []byte {
@@ -119,49 +118,6 @@ func TestQuants(t *testing.T) {
 	}
 	if v := half([]byte{0, 0x7c}); !math.IsInf(float64(v), 1) {
 		t.Errorf("infinity: %v", v)
-	}
-}
-
-func FuzzTokenizer(f *testing.F) {
-	m, err := openBytes(bundledBytes(f))
-	if err != nil {
-		f.Fatal(err)
-	}
-	for _, s := range []string{"", "a", " Package  http\n\n\tfoo's 123 <|endoftext|> é✓", "\xff\xfe", strings.Repeat("x", 2000)} {
-		f.Add(s)
-	}
-	tok := m.Tokenizer()
-	f.Fuzz(func(t *testing.T, s string) {
-		ids := tok.Encode(s)
-		if got := tok.Decode(ids); utf8.ValidString(s) && got != s {
-			t.Fatalf("%q became %q", s, got)
-		}
-		d := tok.NewDecoder()
-		for _, id := range ids {
-			if part := d.Next(id); !utf8.ValidString(part) {
-				t.Fatalf("%q: streamed %q", s, part)
-			}
-		}
-	})
-}
-
-func TestPieces(t *testing.T) {
-	tok := &Tokenizer{}
-	for in, want := range map[string][]string{
-		"Hello world's  end\n\n x1 22!?": {"Hello", " world", "'s", " ", " end", "\n\n", " x", "1", " 22", "!?"},
-		" é✓":                            {" é", "✓"},
-		"   ":                            {"   "},
-		"a\n":                            {"a", "\n"},
-	} {
-		var got []string
-		for s := in; len(s) > 0; {
-			n := tok.piece(s)
-			got = append(got, s[:n])
-			s = s[n:]
-		}
-		if strings.Join(got, "|") != strings.Join(want, "|") {
-			t.Errorf("%q: %q, want %q", in, got, want)
-		}
 	}
 }
 

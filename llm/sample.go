@@ -1,7 +1,6 @@
 package llm
 
 import (
-	"math"
 	"math/rand/v2"
 	"slices"
 )
@@ -44,7 +43,7 @@ func (s Sampler) Sample(logits []float32, position int) int32 {
 	p := make([]float64, len(ids))
 	sum := 0.0
 	for i, id := range ids {
-		p[i] = math.Exp(float64(logits[id]-logits[ids[0]]) / float64(s.Temperature))
+		p[i] = exp(float64(logits[id]-logits[ids[0]]) / float64(s.Temperature))
 		sum += p[i]
 	}
 	if s.TopP > 0 && s.TopP < 1 {

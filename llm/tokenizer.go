@@ -1,13 +1,14 @@
 package llm
 
 import (
+	"container/heap"
 	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-// Tokenizer is a byte-level BPE as in GPT-2.
+// Tokenizer is a byte-level BPE: GGUF's kind "gpt2", with the pre-tokenizers "gpt-2" and "smollm". It may be used by any number of goroutines.
 type Tokenizer struct {
 	bytesOf  []string // by token: its bytes
 	ids      map[string]int32
@@ -18,7 +19,7 @@ type Tokenizer struct {
 	addBOS   bool
 	digits   bool // digits stand alone
 	chatml   bool
-	byteIDs  [256]int32
+	byteIDs  [256]int32 // -1: the vocabulary lacks that byte
 }
 
 type merge struct {
@@ -44,6 +45,19 @@ func byteRunes() (table [256]rune) {
 		n++
 	}
 	return table
+}
+
+// unmap is the bytes that a text of the vocabulary stands for.
+func unmap(back map[rune]byte, text string) (string, bool) {
+	b := make([]byte, 0, len(text))
+	for _, r := range text {
+		c, ok := back[r]
+		if !ok {
+			return "", false
+		}
+		b = append(b, c)
+	}
+	return string(b), true
 }
 
 func newTokenizer(g *gguf, vocab int) (*Tokenizer, error) {
@@ -75,42 +89,32 @@ func newTokenizer(g *gguf, vocab int) (*Tokenizer, error) {
 			t.bytesOf = append(t.bytesOf, text)
 			continue
 		}
-		b := make([]byte, 0, len(text))
-		for _, r := range text {
-			c, ok := back[r]
-			if !ok {
-				return nil, fmt.Errorf("%w: token %d, %q, has a character that stands for no byte", ErrFormat, id, text)
-			}
-			b = append(b, c)
+		b, ok := unmap(back, text)
+		if !ok {
+			return nil, fmt.Errorf("%w: token %d, %q, has a character that stands for no byte", ErrFormat, id, text)
 		}
-		t.bytesOf = append(t.bytesOf, string(b))
-		t.ids[string(b)] = int32(id)
+		t.bytesOf = append(t.bytesOf, b)
+		t.ids[b] = int32(id)
 	}
 	for b := range 256 {
-		id, ok := t.ids[string([]byte{byte(b)})]
-		if !ok {
-			return nil, fmt.Errorf("%w: no token for byte %d", ErrFormat, b)
+		t.byteIDs[b] = -1
+		if id, ok := t.ids[string([]byte{byte(b)})]; ok {
+			t.byteIDs[b] = id
 		}
-		t.byteIDs[b] = id
 	}
 	return t, t.readRest(g, back, vocab)
 }
 
 func (t *Tokenizer) readRest(g *gguf, back map[rune]byte, vocab int) error {
-	raw := func(s string) string {
-		b := make([]byte, 0, len(s))
-		for _, r := range s {
-			b = append(b, back[r])
-		}
-		return string(b)
-	}
 	merges, _ := g.meta["tokenizer.ggml.merges"].([]string)
 	for rank, m := range merges {
-		a, b, ok := strings.Cut(m, " ")
-		x, okA := t.ids[raw(a)]
-		y, okB := t.ids[raw(b)]
-		z, okC := t.ids[raw(a)+raw(b)]
-		if !ok || !okA || !okB || !okC {
+		left, right, _ := strings.Cut(m, " ")
+		a, okA := unmap(back, left)
+		b, okB := unmap(back, right)
+		x, hasA := t.ids[a]
+		y, hasB := t.ids[b]
+		z, hasC := t.ids[a+b]
+		if !okA || !okB || !hasA || !hasB || !hasC {
 			return fmt.Errorf("%w: merge %d, %q, is not of the vocabulary", ErrFormat, rank, m)
 		}
 		if _, twice := t.ranks[[2]int32{x, y}]; !twice {
@@ -139,7 +143,9 @@ func (t *Tokenizer) readRest(g *gguf, back map[rune]byte, vocab int) error {
 // EOS is the token that ends a text.
 func (t *Tokenizer) EOS() int32 { return t.eos }
 
-// Encode tokenises text, with the leading token that the model wants. Text that looks like a control token is text.
+// Encode tokenises text, with the leading token that the model wants. Text that looks like a control token is text. A byte that the
+// vocabulary lacks (SmolLM2's lacks some control characters and lead bytes) has no token and is left out, as the model's own
+// tokenizer does.
 func (t *Tokenizer) Encode(text string) []int32 {
 	var ids []int32
 	if t.addBOS {
@@ -150,41 +156,117 @@ func (t *Tokenizer) Encode(text string) []int32 {
 
 func (t *Tokenizer) encode(ids []int32, text string) []int32 {
 	for len(text) > 0 {
-		n := t.piece(text)
-		ids = t.bpe(ids, text[:n])
-		text = text[n:]
+		seg := text[:t.segment(text)]
+		text = text[len(seg):]
+		for len(seg) > 0 {
+			n := piece(seg)
+			ids = t.bpe(ids, seg[:n])
+			seg = seg[n:]
+		}
 	}
 	return ids
 }
 
-// bpe merges a piece's bytes, the pair of the lowest rank first, the leftmost of equals.
-func (t *Tokenizer) bpe(ids []int32, piece string) []int32 {
-	w := make([]int32, len(piece))
-	for i := range len(piece) {
-		w[i] = t.byteIDs[piece[i]]
+// segment is the length of the text that is cut into pieces by itself: all of it, or where digits stand alone one digit or what is before the
+// next.
+func (t *Tokenizer) segment(s string) int {
+	if !t.digits {
+		return len(s)
 	}
-	for len(w) > 1 {
-		best, at := merge{rank: -1}, 0
-		for i := range len(w) - 1 {
-			if m, ok := t.ranks[[2]int32{w[i], w[i+1]}]; ok && (best.rank < 0 || m.rank < best.rank) {
-				best, at = m, i
-			}
-		}
-		if best.rank < 0 {
-			break
-		}
-		w[at] = best.id
-		w = append(w[:at+1], w[at+2:]...)
+	at := strings.IndexFunc(s, unicode.IsNumber)
+	switch at {
+	case -1:
+		return len(s)
+	case 0:
+		_, n := utf8.DecodeRuneInString(s)
+		return n
 	}
-	return append(ids, w...)
+	return at
 }
 
-// maxPiece bounds a piece, since merging is quadratic: a longer run of one kind is cut.
-const maxPiece = 512
+// part is a token of a piece that is being merged, in a list that is doubly linked by index; -1 ends it. A part that was merged into the one
+// before it has id -1.
+type part struct {
+	id         int32
+	prev, next int
+}
+
+// candidate is a pair that can be merged: parts at and next, which were left and right when it was found.
+type candidate struct {
+	merge
+	at          int
+	left, right int32
+}
+
+// candidates is a heap: lowest rank first, the leftmost of equals.
+type candidates []candidate
+
+func (c candidates) Len() int      { return len(c) }
+func (c candidates) Swap(i, j int) { c[i], c[j] = c[j], c[i] }
+func (c *candidates) Push(x any)   { *c = append(*c, x.(candidate)) }
+func (c candidates) Less(i, j int) bool {
+	return c[i].rank < c[j].rank || c[i].rank == c[j].rank && c[i].at < c[j].at
+}
+
+func (c *candidates) Pop() any {
+	last := (*c)[len(*c)-1]
+	*c = (*c)[:len(*c)-1]
+	return last
+}
+
+// bpe merges a piece's bytes, the pair of the lowest rank first, the leftmost of equals, in n log n for n bytes.
+func (t *Tokenizer) bpe(ids []int32, piece string) []int32 {
+	parts := make([]part, 0, len(piece))
+	for i := range len(piece) {
+		if id := t.byteIDs[piece[i]]; id >= 0 {
+			parts = append(parts, part{id, len(parts) - 1, len(parts) + 1})
+		}
+	}
+	if len(parts) == 0 {
+		return ids
+	}
+	parts[len(parts)-1].next = -1
+	var pairs candidates
+	find := func(at int) (candidate, bool) {
+		if at < 0 || parts[at].next < 0 {
+			return candidate{}, false
+		}
+		left, right := parts[at].id, parts[parts[at].next].id
+		m, ok := t.ranks[[2]int32{left, right}]
+		return candidate{m, at, left, right}, ok
+	}
+	for i := range parts {
+		if c, ok := find(i); ok {
+			pairs = append(pairs, c)
+		}
+	}
+	heap.Init(&pairs)
+	for len(pairs) > 0 {
+		c := heap.Pop(&pairs).(candidate)
+		p := &parts[c.at]
+		if p.id != c.left || p.next < 0 || parts[p.next].id != c.right {
+			continue // one of the two has changed since
+		}
+		gone := &parts[p.next]
+		p.id, p.next, gone.id = c.id, gone.next, -1
+		if p.next >= 0 {
+			parts[p.next].prev = c.at
+		}
+		for _, at := range []int{p.prev, c.at} {
+			if n, ok := find(at); ok {
+				heap.Push(&pairs, n)
+			}
+		}
+	}
+	for i := 0; i >= 0; i = parts[i].next {
+		ids = append(ids, parts[i].id)
+	}
+	return ids
+}
 
 // piece is the length of the first piece of text by GPT-2's rule:
 // 's|'t|'re|'ve|'m|'ll|'d| ?letters| ?numbers| ?others|white space but its last|white space.
-func (t *Tokenizer) piece(s string) int {
+func piece(s string) int {
 	for _, c := range []string{"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"} {
 		if strings.HasPrefix(s, c) {
 			return len(c)
@@ -196,13 +278,6 @@ func (t *Tokenizer) piece(s string) int {
 	}
 	r, _ := utf8.DecodeRuneInString(s[at:])
 	if k := kindOf(r); k != space {
-		if k == number && t.digits {
-			if at == 1 {
-				return 1
-			}
-			_, n := utf8.DecodeRuneInString(s)
-			return n
-		}
 		return at + run(s[at:], k)
 	}
 	n := run(s, space)
@@ -238,7 +313,7 @@ func kindOf(r rune) kind {
 
 func run(s string, k kind) int {
 	n := 0
-	for n < len(s) && n < maxPiece {
+	for n < len(s) {
 		r, size := utf8.DecodeRuneInString(s[n:])
 		if kindOf(r) != k {
 			break
