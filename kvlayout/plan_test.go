@@ -29,9 +29,7 @@ type memory struct {
 	heads    []int
 }
 
-const noStamp = 0
-
-// stamp numbers the bytes of the model's KV from 1.
+// stamp numbers the bytes of the model's KV from 1; 0 is no stamp.
 func (w *world) stamp(layer, kv, token, head, b int) uint32 {
 	g := w.base
 	tokens := (w.prompt + g.PageSize - 1) / g.PageSize * g.PageSize

@@ -192,6 +192,7 @@ func (w *Worker) prompt(b *body, kind api) ([]int32, error) {
 		if len(raw) == 0 {
 			field, raw = "input_ids", b.InputIDs
 		}
+	case completions:
 	}
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, refuse(http.StatusBadRequest, field, "field %q is missing", field)

@@ -200,6 +200,7 @@ func measure(list []event.Event) (bytes int64, hidden float64) {
 			if from.Before(computed) {
 				behind += min(e.At.Sub(from), computed.Sub(from))
 			}
+		default:
 		}
 	}
 	if total > 0 {

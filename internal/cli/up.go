@@ -147,7 +147,7 @@ func (f *upFlags) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	case err = <-done:
 	case err = <-died:
 		cancel()
-		<-done
+		_ = <-done // it ends for the same reason
 	}
 	if err != nil || f.once || ctx.Err() != nil {
 		return err

@@ -102,8 +102,9 @@ func complete(raw []byte, typ reflect.Type, at string) error {
 		switch typ.Kind() {
 		case reflect.Pointer, reflect.Interface, reflect.Slice, reflect.Map:
 			return nil
+		default:
+			return fmt.Errorf("%s: null", at)
 		}
-		return fmt.Errorf("%s: null", at)
 	}
 	switch typ.Kind() {
 	case reflect.Pointer:
@@ -134,6 +135,7 @@ func complete(raw []byte, typ reflect.Type, at string) error {
 				return err
 			}
 		}
+	default: // a value has no fields
 	}
 	return nil
 }
