@@ -141,13 +141,18 @@ func (f *upFlags) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	defer cancel()
 	died := make(chan error, 1)
 	go func() { died <- fam.watch(ctx) }()
-	done := make(chan error, 1)
-	go func() { done <- s.run(sctx) }()
+	done := make(chan struct{})
+	var sampleErr error
+	go func() {
+		sampleErr = s.run(sctx)
+		close(done)
+	}()
 	select {
-	case err = <-done:
+	case <-done:
+		err = sampleErr
 	case err = <-died:
 		cancel()
-		_ = <-done // it ends for the same reason
+		<-done // it ends for the same reason
 	}
 	if err != nil || f.once || ctx.Err() != nil {
 		return err
