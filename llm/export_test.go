@@ -20,3 +20,19 @@ func DotSeconds(n float64) float64 {
 	})
 	return time.Since(began).Seconds() * n / (2 * rounds * float64(len(a)))
 }
+
+// ReadSeconds is how long all processors take to read n bytes of memory once, at the rate that is measured now.
+func ReadSeconds(n int) float64 {
+	src := make([]byte, n)
+	const piece, rounds = 32 << 10, 8
+	began := time.Now()
+	for range rounds {
+		parallel(n/piece, 16, func(from, to int) {
+			var dst [piece]byte
+			for i := from; i < to; i++ {
+				copy(dst[:], src[i*piece:(i+1)*piece])
+			}
+		})
+	}
+	return time.Since(began).Seconds() / rounds
+}

@@ -2,10 +2,12 @@ package llm
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -58,16 +60,28 @@ func TestBrokenFiles(t *testing.T) {
 	}
 }
 
+// What opens also computes, whatever the numbers are; what does not says why.
 func FuzzOpen(f *testing.F) {
 	good := bundledBytes(f)
 	f.Add(good[:4096])
 	f.Add(good[:64])
 	f.Add([]byte("GGUF\x03\x00\x00\x00"))
+	f.Add(synth{layers: 1, dim: 32, heads: 2, kvHeads: 1, ffn: 32, types: []uint32{2, 3, 8}, tied: true}.file())
+	f.Add(synth{layers: 2, dim: 8, heads: 2, kvHeads: 2, ffn: 6, types: []uint32{0, 1}}.file())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, err := openBytes(b); err == nil && m.cfg.Layers == 0 {
-			t.Fatal("a model of no layers")
-		} else if err != nil && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrUnsupported) {
-			t.Fatalf("untyped error: %v", err)
+		m, err := openBytes(b)
+		if err != nil {
+			if !errors.Is(err, ErrFormat) && !errors.Is(err, ErrUnsupported) {
+				t.Fatalf("untyped error: %v", err)
+			}
+			return
+		}
+		size := min(4, m.cfg.Context)
+		in, tables := tester(t, m, Geometry{m.cfg.KVHeads, m.cfg.Layers, size}, 1)
+		ids := m.tok.Encode("ab")
+		ids = ids[:min(len(ids), size)]
+		if len(ids) > 0 && len(one(t, in, ids, 0, tables)) != m.cfg.Vocab {
+			t.Fatal("logits are missing")
 		}
 	})
 }
@@ -140,12 +154,38 @@ func TestStepRefuses(t *testing.T) {
 		"token":          {Tokens: []int32{2048}, Pages: [][]int32{{0}}},
 		"negative token": {Tokens: []int32{-1}, Pages: [][]int32{{0}}},
 		"position":       {Tokens: []int32{1}, Pos: 512, Pages: [][]int32{make([]int32, 64)}},
+		"far position":   {Tokens: []int32{1}, Pos: math.MaxInt, Pages: [][]int32{make([]int32, 64)}},
 		"page":           {Tokens: []int32{1}, Pages: [][]int32{{2}}},
 		"few pages":      {Tokens: []int32{1}, Pos: 16, Pages: [][]int32{{0}}},
 		"ranks":          {Tokens: []int32{1}},
 	} {
 		if _, err := in.Step(t.Context(), []Seq{s}); !errors.Is(err, ErrStep) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := in.Step(ended, []Seq{{Tokens: []int32{1}, Pages: [][]int32{{0}}}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("context that has ended: %v", err)
+	}
+	// The pages of each rank are its own: rank 1 has one more than rank 0.
+	two, tables := tester(t, m, Geometry{2, 1, 16}, 2)
+	for page, want := range map[int32]error{2: nil, 3: ErrStep} {
+		if _, err := two.Step(t.Context(), []Seq{{Tokens: []int32{1}, Pages: [][]int32{tables[0], {page}}}}); !errors.Is(err, want) {
+			t.Errorf("page %d of rank 1: %v, want %v", page, err, want)
+		}
+	}
+	for name, memory := range map[string][][][]byte{
+		"no rank":          {},
+		"region missing":   {regions[1:]},
+		"part of a page":   {append([][]byte{regions[0][4:]}, regions[1:]...)},
+		"fewer pages":      {append(slices.Clone(regions[:11]), regions[11][:geo.ItemLen(m.cfg)])},
+		"not aligned":      {append([][]byte{make([]byte, len(regions[0])+1)[1:]}, regions[1:]...)},
+		"empty region":     {append([][]byte{{}}, regions[1:]...)},
+		"one rank to many": {regions, regions},
+	} {
+		if _, err := NewInstance(m, geo, memory); !errors.Is(err, ErrGeometry) {
+			t.Errorf("%s: %v, want %v", name, err, ErrGeometry)
 		}
 	}
 	for _, g := range []Geometry{{3, 1, 16}, {1, 7, 16}, {1, 1, 0}, {0, 1, 16}} {
