@@ -34,6 +34,7 @@ type Config struct {
 	Retries         int           // attempts after the first; default 1, negative: none
 	Dial            time.Duration // default 2 s
 	ReadBody        time.Duration // how long a body may take; default 30 s
+	Quiet           time.Duration // after which workers that owe an answer are asked whether they live; default 2 s
 	Log             *slog.Logger
 }
 
@@ -56,6 +57,9 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	if cfg.Dial == 0 {
 		cfg.Dial = 2 * time.Second
+	}
+	if cfg.Quiet == 0 {
+		cfg.Quiet = 2 * time.Second
 	}
 	if cfg.ReadBody == 0 {
 		cfg.ReadBody = 30 * time.Second

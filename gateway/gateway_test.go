@@ -280,3 +280,23 @@ func TestWorkersComeAndGo(t *testing.T) {
 		g.Update(nil, nil)
 	}
 }
+
+// A decode worker that stops in the middle of a stream closes no connection: it is noticed because it does not answer /health either.
+func TestAWorkerThatFallsSilentIsNoticed(t *testing.T) {
+	for _, early := range []bool{true, false} {
+		p := newFake(t, ok(`{}`))
+		d := newFake(t, func(f *fake, w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/health" && !early {
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w, "data: {}\n\n")
+				_ = http.NewResponseController(w).Flush()
+			}
+			<-r.Context().Done()
+		})
+		s := serve(t, Config{Quiet: 50 * time.Millisecond, Retries: -1}, []*fake{p}, []*fake{d})
+		code, _, got := post(t, t.Context(), s.URL+"/v1/completions", `{}`)
+		if want := map[bool]int{true: 504, false: 200}[early]; code != want || !strings.Contains(got, "peer_silent") {
+			t.Errorf("early %v: %d %s", early, code, got)
+		}
+	}
+}

@@ -23,6 +23,7 @@ type request struct {
 	batch          int
 	triedP, triedD map[*candidate]bool
 	began          bool // a byte of the answer has left
+	watch          *watch
 }
 
 // failure is why a leg failed: the worker's own answer, or a cause that its connection made.
@@ -118,15 +119,25 @@ func (q *request) attempt() *failure {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(q.r.Context()))
 	stop := context.AfterFunc(q.r.Context(), cancel)
 	legs := make(chan leg, 2)
+	q.watch = &watch{g: q.g}
+	q.watch.touch()
+	q.watch.owes[0].Store(p)
+	q.watch.owes[1].Store(d)
+	watching, unwatch := context.WithCancel(ctx)
+	defer unwatch()
+	q.g.wg.Go(func() { q.watch.run(watching, cancel) })
 	var wg sync.WaitGroup
 	send := func(side room.Side, c *candidate) {
 		c.running.Add(1)
 		wg.Add(1)
 		q.g.wg.Go(func() {
-			legs <- q.leg(ctx, side, c, body)
+			l := q.leg(ctx, side, c, body)
 			if side == room.Prefill {
 				c.running.Add(-1)
+				q.watch.answered(side)
 			}
+			q.watch.touch()
+			legs <- l
 			wg.Done()
 		})
 	}
@@ -134,6 +145,9 @@ func (q *request) attempt() *failure {
 	send(room.Decode, d)
 	fail := q.meet(cancel, legs, d, id)
 	d.running.Add(-1)
+	if c := q.watch.silent.Load(); c != nil && fail != nil {
+		fail.side, fail.cause, fail.resp = c.Side, *c, nil
+	}
 	if fail == nil && stop() {
 		t := time.AfterFunc(prefillRest, cancel)
 		q.g.wg.Go(func() {
@@ -293,6 +307,7 @@ func (q *request) stream(resp *http.Response, s start, d *candidate, id room.ID)
 	buf := make([]byte, 32<<10)
 	for {
 		if len(s.b) > 0 {
+			q.watch.touch()
 			q.began = true
 			if _, err := q.w.Write(s.b); err != nil {
 				return nil // the client is gone, and both legs with it

@@ -53,6 +53,10 @@ type candidate struct {
 	running atomic.Int64
 	free    atomic.Int64 // pages
 	broken  atomic.Int64 // until when it is passed over, ns since 1970
+
+	probe  sync.Mutex // one question at a time
+	probed time.Time
+	alive  bool
 }
 
 // restFor is how long a worker that could not be reached is passed over while there are others.
