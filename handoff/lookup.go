@@ -134,24 +134,14 @@ func (l *Lookup) learn(ctx context.Context, e *learnt, addr string) error {
 	return nil
 }
 
-// accept asks of a foreign prefill what SGLang's decode asks.
+// accept asks of a foreign prefill what SGLang's decode asks, and whether the order of a page's elements is the one that SGLang's engines
+// register: the wire says it only where an engine has another.
 func accept(t registry.Topology, own kvlayout.Geometry) error {
-	differ := func(what string, p, d any) error {
-		return &kvlayout.IncompatibleError{What: what, Prefill: fmt.Sprint(p), Decode: fmt.Sprint(d)}
+	if own.Order != kvlayout.TokenMajor {
+		return &kvlayout.IncompatibleError{What: "page order", Prefill: kvlayout.TokenMajor.String(), Decode: own.Order.String()}
 	}
-	switch {
-	case t.PageSize != own.PageSize:
-		return differ("page size", t.PageSize, own.PageSize)
-	case t.DType != own.DType:
-		return differ("KV dtype", t.DType, own.DType)
-	case own.Order != kvlayout.TokenMajor:
-		return differ("page order", kvlayout.TokenMajor, own.Order)
-	case t.Layout != nil && *t.Layout != "nhd":
-		return differ("kv_layout", *t.Layout, "nhd")
-	case t.Policy != registry.PolicyEarly && t.Policy != "":
-		return differ("decode allocation policy", t.Policy, registry.PolicyEarly)
-	}
-	return nil
+	layout := "nhd"
+	return registry.CheckCompatible(t, registry.Own{PageSize: own.PageSize, DType: own.DType, Layout: &layout, TP: own.TP, PP: own.PP, MLA: own.MLA})
 }
 
 func (l *Lookup) dpRank(ctx context.Context, e *learnt, id room.ID, p Peer) (int, error) {
