@@ -1,7 +1,9 @@
 package llm
 
 import (
+	"encoding/binary"
 	"encoding/json"
+	"hash/fnv"
 	"math"
 	"os"
 	"slices"
@@ -93,6 +95,23 @@ func TestReference(t *testing.T) {
 	}
 	ref, _ := references(t)
 	ref.agree(t, m)
+}
+
+// The same bits in every build: with GOAMD64=v1 and with v3, under which the compiler fuses what it may.
+func TestBitIdentityOfBuilds(t *testing.T) {
+	m, err := openBytes(bundledBytes(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, _ := references(t)
+	in, tables := tester(t, m, Geometry{2, 2, 16}, 8)
+	h := fnv.New64a()
+	for _, v := range one(t, in, ref.Prompt, 0, tables) {
+		h.Write(binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)))
+	}
+	if got, want := h.Sum64(), uint64(0x6919832ee4264725); got != want {
+		t.Errorf("logits have the hash %#x, want %#x", got, want)
+	}
 }
 
 // The fixed prompt of the reference is this text, and its continuation is this one.
