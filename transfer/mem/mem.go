@@ -16,6 +16,9 @@ import (
 	"github.com/kvferry/kvferry/transfer/space"
 )
 
+// piece is how many bytes are copied between two looks at what may have changed.
+const piece = 256 << 10
+
 // Network is the engines that can reach each other, and the faults between them.
 type Network struct {
 	mu      sync.Mutex
@@ -44,7 +47,8 @@ type Engine struct {
 
 	mu     sync.Mutex
 	end    error         // why done is closed
-	stall  chan struct{} // not nil: nothing flows to this engine until it is closed
+	stall  chan struct{} // not nil: nothing flows to this engine until it is closed,
+	allow  int           // but for so many bytes
 	wg     sync.WaitGroup
 	closed bool
 }
@@ -67,12 +71,13 @@ func (n *Network) find(name string) *Engine {
 	return n.engines[name]
 }
 
-// Stall stops what flows to the named engine, between two pieces of a fragment, until resume is called. It is for tests.
-func (n *Network) Stall(name string) (resume func()) {
+// Stall stops what flows to the named engine once another so many bytes have passed, in pieces of at most 256 KiB, until resume is called. It is
+// for tests.
+func (n *Network) Stall(name string, after int) (resume func()) {
 	e := n.find(name)
 	gate := make(chan struct{})
 	e.mu.Lock()
-	e.stall = gate
+	e.stall, e.allow = gate, after
 	e.mu.Unlock()
 	return sync.OnceFunc(func() {
 		e.mu.Lock()
@@ -125,7 +130,7 @@ func (e *Engine) Probe(ctx context.Context, peer string) error {
 	if err != nil {
 		return err
 	}
-	return e.flow(to, ctx.Done())
+	return e.flow(to, 1, ctx.Done())
 }
 
 // dial checks a peer's name and finds the peer; nil: it is gone.
@@ -142,14 +147,18 @@ func (e *Engine) dial(peer string) (*Engine, error) {
 	return e.network.find(peer), nil
 }
 
-// flow waits while the peer is stalled, and reports why nothing flows any more.
-func (e *Engine) flow(to *Engine, canceled <-chan struct{}) error {
+// flow waits until n bytes may flow to the peer, and reports why nothing flows any more.
+func (e *Engine) flow(to *Engine, n int, canceled <-chan struct{}) error {
 	if to == nil {
 		return transfer.ErrPeerGone
 	}
 	for {
 		to.mu.Lock()
 		gate, end := to.stall, to.end
+		if gate != nil && to.allow >= n {
+			to.allow -= n
+			gate = nil
+		}
 		to.mu.Unlock()
 		select {
 		case <-canceled:
@@ -231,7 +240,7 @@ func (e *Engine) carry(h *handle, to *Engine, f transfer.Fragment) error {
 	if len(f.Src) == 0 {
 		return nil
 	}
-	if err := e.flow(to, h.canceled); err != nil {
+	if err := e.flow(to, 0, h.canceled); err != nil {
 		return err
 	}
 	native := !e.foreign && !to.foreign
@@ -244,10 +253,10 @@ func (e *Engine) carry(h *handle, to *Engine, f transfer.Fragment) error {
 		return err
 	}
 	for src := f.Src; len(src) > 0; {
-		if err := e.flow(to, h.canceled); err != nil {
+		if err := e.flow(to, min(len(src), piece), h.canceled); err != nil {
 			return err
 		}
-		mem := c.Next(0)
+		mem := c.Next(piece)
 		if mem == nil {
 			break
 		}

@@ -48,7 +48,7 @@ func TestInFakeTime(t *testing.T) {
 		if _, err := to.Open(transfer.Grant{Windows: []transfer.Window{{Region: r, Items: []int32{1}}}}); err != nil {
 			t.Fatal(err)
 		}
-		resume := n.Stall(to.Name())
+		resume := n.Stall(to.Name(), 0)
 		h, err := from.Write(to.Name(), []transfer.Fragment{{Src: make([]byte, 512), Dst: r.Base() + 512}})
 		if err != nil {
 			t.Fatal(err)

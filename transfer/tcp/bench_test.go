@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -136,7 +137,7 @@ func (r *raw) run(b *testing.B) {
 					var n int
 					err := rc.Read(func(fd uintptr) bool {
 						n, err = unix.Readv(int(fd), v)
-						return err != unix.EAGAIN
+						return !errors.Is(err, unix.EAGAIN)
 					})
 					if err == nil && n <= 0 {
 						err = io.ErrUnexpectedEOF

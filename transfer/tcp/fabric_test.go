@@ -24,7 +24,8 @@ type proxy struct {
 	wg sync.WaitGroup
 
 	mu    sync.Mutex
-	gate  chan struct{} // not nil: nothing flows to the engine until it is closed
+	gate  chan struct{} // not nil: nothing flows to the engine until it is closed,
+	allow int           // but for so many bytes
 	conns map[*net.TCPConn]struct{}
 	cut   chan struct{}
 }
@@ -112,6 +113,10 @@ func (p *proxy) pump(to, from *net.TCPConn, gated bool) {
 		if gated {
 			p.mu.Lock()
 			gate := p.gate
+			if p.allow > 0 {
+				gate = nil
+				p.allow -= n
+			}
 			p.mu.Unlock()
 			if gate != nil {
 				select {
@@ -136,14 +141,14 @@ func (p *proxy) pump(to, from *net.TCPConn, gated bool) {
 	}
 }
 
-func (p *proxy) stall() (resume func()) {
+func (p *proxy) stall(after int) (resume func()) {
 	gate := make(chan struct{})
 	p.mu.Lock()
-	p.gate = gate
+	p.gate, p.allow = gate, after
 	p.mu.Unlock()
 	return sync.OnceFunc(func() {
 		p.mu.Lock()
-		p.gate = nil
+		p.gate, p.allow = nil, 0
 		p.mu.Unlock()
 		close(gate)
 	})
@@ -207,9 +212,9 @@ func (f *fabric) find(name string) *station {
 	return f.stations[name]
 }
 
-func (f *fabric) Stall(name string) func() {
+func (f *fabric) Stall(name string, after int) func() {
 	s := f.find(name)
-	a, b := s.control.stall(), s.data.stall()
+	a, b := s.control.stall(after), s.data.stall(after)
 	return func() { a(); b() }
 }
 

@@ -424,7 +424,7 @@ func TestMooncakeMeetsATargetThatFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resume := s.data.stall() // what is sent before the cut stays in the middle
+	resume := s.data.stall(1 << 20) // the cut comes in the middle
 	time.AfterFunc(300*time.Millisecond, func() { f.Cut(s.Name()) })
 	code, took := w.code("write", args(s.Name(), r.Base(), 40<<20))
 	resume()

@@ -120,7 +120,6 @@ func (s *suite) sealedInMidTransfer() {
 		s.notDone(h)
 		l.Seal()
 		s.wait("Idle", l.Idle())
-		s.notDone(h)
 		copy(x.shadow, x.mem)
 		resume()
 		err := s.end(h)

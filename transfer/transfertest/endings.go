@@ -217,7 +217,7 @@ func (s *suite) probe() {
 	if err := from.Probe(s.ctx(), to.Name()); err != nil {
 		s.Errorf("probe: %v", err)
 	}
-	resume := s.fabric.Stall(to.Name())
+	resume := s.fabric.Stall(to.Name(), 0)
 	ctx, cancel := context.WithCancel(s.ctx())
 	done := make(chan error, 1)
 	go func() { done <- from.Probe(ctx, to.Name()) }()

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -27,9 +28,9 @@ import (
 type Fabric interface {
 	// New makes an engine and closes it when the test ends. native false: one that others take for an engine that is not kvferry's.
 	New(t *testing.T, native bool) transfer.Engine
-	// Stall stops what flows to the named engine, as if the network or its process stood still, until resume is called. What is already on its
-	// way may still arrive.
-	Stall(name string) (resume func())
+	// Stall stops what flows to the named engine, as if the network or its process stood still, once about so many more bytes have passed,
+	// until resume is called. What is already on its way may still arrive.
+	Stall(name string, after int) (resume func())
 	// Cut ends the named engine as if its process had been killed: all that flows to and from it breaks, and nobody reaches it again.
 	Cut(name string)
 	// Junk sends bytes to where the named engine takes writes. ErrUnsupported: there is no such place.
@@ -392,12 +393,23 @@ func (s *suite) big(e transfer.Engine) (*target, *lease, []transfer.Fragment) {
 	return x, l, batch
 }
 
-// stalled begins a batch to a peer that stalls.
+// stalled begins a batch to a peer that stalls in the middle of it, and waits until bytes have begun to arrive.
 func (s *suite) stalled(from transfer.Engine, x *target, batch []transfer.Fragment) (h transfer.Handle, resume func()) {
 	s.Helper()
-	resume = s.fabric.Stall(x.engine.Name())
+	const before = 4 << 20
+	resume = s.fabric.Stall(x.engine.Name(), before)
 	s.Cleanup(resume)
-	return s.start(from, x.engine.Name(), batch...), resume
+	h = s.start(from, x.engine.Name(), batch...)
+	arrived := func(f transfer.Fragment) bool { // any of them, since they come in any order
+		at := int((f.Dst - x.region.Base()) % uint64(len(x.mem)))
+		return bytes.Equal(x.mem[at:at+4096], f.Src[:4096])
+	}
+	for deadline := time.Now().Add(hang); !slices.ContainsFunc(batch, arrived); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.Fatal("nothing arrives")
+		}
+	}
+	return h, resume
 }
 
 func (s *suite) notDone(h transfer.Handle) {
