@@ -36,6 +36,7 @@ var layers = []rule{
 	{"internal/vectors", nil, "loads recorded tables for tests; imported by tests only"},
 	{"internal/archtest", nil, "tests only"},
 	{"internal/interoppeer", []string{"handoff/...", "backend/...", "transfer/...", "registry/...", "zmtp", "node", "wire", "kvlayout", "room", "event"}, "a peer for the Python harness, over the library's public API"},
+	{"internal/e2e", nil, "tests only: drives processes"},
 	{"interop", nil, "tests only: drives processes"},
 }
 

@@ -131,9 +131,11 @@ func (f *upFlags) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	if err := f.start(ctx, fam, p, "http://"+rl.Addr().String()); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
-	if err := f.whole(ctx, store); err != nil {
+	whole, err := f.whole(ctx, store)
+	if err != nil {
 		return err
 	}
+	feed(g, nil, nil)(whole) // the watcher may not have come to it yet
 	url := "http://" + l.Addr().String()
 	p.ready(url, name, time.Since(began))
 	s := &sample{flags: f, url: url, model: m, name: name, kids: fam.kids, p: p}
@@ -183,8 +185,8 @@ func (f *upFlags) start(ctx context.Context, fam *family, p *printer, registry s
 	return nil
 }
 
-// whole waits until every worker is in the registry.
-func (f *upFlags) whole(ctx context.Context, store *registry.Store) error {
+// whole waits until every worker is in the registry, and returns what is there.
+func (f *upFlags) whole(ctx context.Context, store *registry.Store) (registry.Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	s := store.Snapshot()
@@ -196,11 +198,11 @@ func (f *upFlags) whole(ctx context.Context, store *registry.Store) error {
 			}
 		}
 		if usable >= f.prefills+f.decodes {
-			return nil
+			return s, nil
 		}
 		var err error
 		if s, err = store.Wait(ctx, s.Registry, s.Revision); err != nil {
-			return fmt.Errorf("%d of %d workers are in the registry: %w", usable, f.prefills+f.decodes, err)
+			return s, fmt.Errorf("%d of %d workers are in the registry: %w", usable, f.prefills+f.decodes, err)
 		}
 	}
 }
