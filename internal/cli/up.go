@@ -119,7 +119,18 @@ func (f *upFlags) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	eg, _ := errgroup.WithContext(serving)
 	serve(serving, eg, rl, store.Handler(""))
 	serve(serving, eg, l, g)
-	eg.Go(func() error { return store.Watch(serving, feed(g, nil, nil)) })
+	known := make(chan int, 1) // usable workers that the gateway knows
+	eg.Go(func() error {
+		give := feed(g, nil, nil)
+		return store.Watch(serving, func(s registry.Snapshot) {
+			give(s)
+			select {
+			case <-known: // only the newest number counts
+			default:
+			}
+			known <- usable(s)
+		})
+	})
 	defer func() {
 		store.Close() // ends its watchers
 		stop()
@@ -131,11 +142,9 @@ func (f *upFlags) run(ctx context.Context, stdout, stderr io.Writer) (err error)
 	if err := f.start(ctx, fam, p, "http://"+rl.Addr().String()); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
-	whole, err := f.whole(ctx, store)
-	if err != nil {
+	if err := f.whole(ctx, known); err != nil {
 		return err
 	}
-	feed(g, nil, nil)(whole) // the watcher may not have come to it yet
 	url := "http://" + l.Addr().String()
 	p.ready(url, name, time.Since(began))
 	s := &sample{flags: f, url: url, model: m, name: name, kids: fam.kids, p: p}
@@ -185,26 +194,27 @@ func (f *upFlags) start(ctx context.Context, fam *family, p *printer, registry s
 	return nil
 }
 
-// whole waits until every worker is in the registry, and returns what is there.
-func (f *upFlags) whole(ctx context.Context, store *registry.Store) (registry.Snapshot, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	s := store.Snapshot()
-	for {
-		usable := 0
-		for _, i := range s.Instances {
-			if i.Usable() {
-				usable++
-			}
-		}
-		if usable >= f.prefills+f.decodes {
-			return s, nil
-		}
-		var err error
-		if s, err = store.Wait(ctx, s.Registry, s.Revision); err != nil {
-			return s, fmt.Errorf("%d of %d workers are in the registry: %w", usable, f.prefills+f.decodes, err)
+func usable(s registry.Snapshot) (n int) {
+	for _, i := range s.Instances {
+		if i.Usable() {
+			n++
 		}
 	}
+	return n
+}
+
+// whole waits until the gateway knows every worker.
+func (f *upFlags) whole(ctx context.Context, known <-chan int) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for n := 0; n < f.prefills+f.decodes; {
+		select {
+		case n = <-known:
+		case <-ctx.Done():
+			return fmt.Errorf("the gateway knows %d of %d workers: %w", n, f.prefills+f.decodes, ctx.Err())
+		}
+	}
+	return nil
 }
 
 // printer writes what `up` says, as text or as JSON lines.
