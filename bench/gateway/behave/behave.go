@@ -113,6 +113,7 @@ func Run(ctx context.Context, def gateway.Definition, c Case, limits Limits, log
 			row.Prefill++
 		case fakeworker.Decode:
 			row.Decode++
+		case fakeworker.Plain:
 		}
 	}
 	if !gw.Alive() {

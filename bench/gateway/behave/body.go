@@ -209,7 +209,7 @@ func sameValue(a, b []byte) bool {
 	read := func(b []byte) (v any) {
 		d := json.NewDecoder(bytes.NewReader(b))
 		d.UseNumber()
-		d.Decode(&v)
+		_ = d.Decode(&v)
 		return normal(v)
 	}
 	return reflect.DeepEqual(read(a), read(b))

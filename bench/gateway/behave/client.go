@@ -133,6 +133,6 @@ func (e *env) raw() (net.Conn, error) {
 // headerLines are the gateway's own headers as text for raw requests.
 func (e *env) headerLines() string {
 	var b bytes.Buffer
-	e.gw.Header.Write(&b)
+	_ = e.gw.Header.Write(&b)
 	return b.String()
 }

@@ -2,6 +2,7 @@ package behave
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -85,7 +86,7 @@ func slow(start, drip string) func(*env, *Row) {
 				}
 				return
 			case <-time.After(500 * time.Millisecond):
-				io.WriteString(conn, drip)
+				_, _ = io.WriteString(conn, drip)
 			}
 		}
 	}
@@ -219,11 +220,11 @@ func readStatuses(conn net.Conn) (statuses []int, closed bool) {
 	for {
 		resp, err := http.ReadResponse(in, nil)
 		if err != nil {
-			timeout, isNet := err.(net.Error)
-			return statuses, !(isNet && timeout.Timeout()) && !strings.Contains(err.Error(), "timeout")
+			var timeout net.Error
+			return statuses, !(errors.As(err, &timeout) && timeout.Timeout()) && !strings.Contains(err.Error(), "timeout")
 		}
 		statuses = append(statuses, resp.StatusCode)
-		io.Copy(io.Discard, resp.Body)
+		_, _ = io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
 	}
 }

@@ -109,7 +109,7 @@ func (w *Worker) modelInfo() any {
 
 func writeJSON(rw http.ResponseWriter, v any) {
 	rw.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(rw).Encode(v)
+	_ = json.NewEncoder(rw).Encode(v)
 }
 
 // open starts a record, or returns nil when recording is off.
@@ -193,8 +193,9 @@ func (w *Worker) answer(rw http.ResponseWriter, r *http.Request, a api, body []b
 		case ResetAfterHeaders:
 			rw.Header().Set("Content-Type", contentType(req.stream))
 			rw.WriteHeader(http.StatusOK)
-			http.NewResponseController(rw).Flush()
+			_ = http.NewResponseController(rw).Flush()
 			e.update(func(l *Leg) { l.Status, l.Answered = 200, time.Now() })
+		default:
 		}
 		return reset(rw)
 	}
@@ -203,7 +204,7 @@ func (w *Worker) answer(rw http.ResponseWriter, r *http.Request, a api, body []b
 	if t.EarlyHeaders && req.stream {
 		rw.Header().Set("Content-Type", contentType(true))
 		rw.WriteHeader(http.StatusOK)
-		http.NewResponseController(rw).Flush()
+		_ = http.NewResponseController(rw).Flush()
 	}
 	if w.role != Plain {
 		if len(req.rooms) == 0 {
@@ -304,7 +305,7 @@ func reset(rw http.ResponseWriter) error {
 		return err
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		tcp.SetLinger(0)
+		_ = tcp.SetLinger(0)
 	}
 	conn.Close()
 	return errors.New("reset by worker")
@@ -392,10 +393,10 @@ func (a api) send(ctx context.Context, rw http.ResponseWriter, w *Worker, req re
 		if cut {
 			text = text[:len(text)/2]
 		}
-		io.WriteString(rw, text)
+		_, _ = io.WriteString(rw, text)
 		e.update(func(l *Leg) { l.Tokens = t.Tokens })
 		if cut {
-			flush()
+			_ = flush()
 		}
 		return
 	}
@@ -406,10 +407,10 @@ func (a api) send(ctx context.Context, rw http.ResponseWriter, w *Worker, req re
 		if _, err := fmt.Fprintf(rw, "data: "+pieces[a]+"\n\n", w.pool.cfg.Model, "tok ", i+1); err != nil {
 			return
 		}
-		flush()
+		_ = flush()
 		e.update(func(l *Leg) { l.Tokens++ })
 	}
 	if !cut {
-		io.WriteString(rw, "data: [DONE]\n\n")
+		_, _ = io.WriteString(rw, "data: [DONE]\n\n")
 	}
 }

@@ -55,11 +55,11 @@ func TestErrorsAreCounted(t *testing.T) {
 		case 1:
 			rw.WriteHeader(503)
 		case 2:
-			rw.Write([]byte("data: {}\n\n"))
+			_, _ = rw.Write([]byte("data: {}\n\n"))
 		case 3:
 			panic(http.ErrAbortHandler)
 		default:
-			rw.Write([]byte("data: {}\n\ndata: [DONE]\n\n"))
+			_, _ = rw.Write([]byte("data: {}\n\ndata: [DONE]\n\n"))
 		}
 	}))
 	defer s.Close()

@@ -53,7 +53,7 @@ func main() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }() // read to the end
 		output = f
 	}
 	var defs []gateway.Definition

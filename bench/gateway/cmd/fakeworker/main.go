@@ -59,7 +59,7 @@ func main() {
 	server := &http.Server{Handler: pool.Control()}
 	go func() {
 		<-ctx.Done()
-		server.Close()
+		_ = server.Close()
 	}()
 	if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
 		log.Fatal(err)

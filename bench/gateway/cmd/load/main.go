@@ -56,5 +56,5 @@ func main() {
 	}
 	out := json.NewEncoder(os.Stdout)
 	out.SetIndent("", "  ")
-	out.Encode(report)
+	_ = out.Encode(report)
 }

@@ -190,7 +190,7 @@ func (m matrix) one(ctx context.Context, def gateway.Definition, round int, work
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }() // read to the end
 		out = f
 	}
 	if err := workers.setTiming(fakeworker.Timing{}); err != nil { // the last workload may be a slow one
@@ -353,8 +353,8 @@ func (w *workers) setTiming(t fakeworker.Timing) error {
 }
 
 func (w *workers) stop() {
-	w.cmd.Process.Signal(syscall.SIGTERM)
-	w.cmd.Wait()
+	_ = w.cmd.Process.Signal(syscall.SIGTERM)
+	_ = w.cmd.Wait()
 }
 
 // print writes one Markdown table per workload: the median of the rounds, with
