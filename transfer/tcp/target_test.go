@@ -18,7 +18,7 @@ import (
 	"github.com/kvferry/kvferry/transfer"
 )
 
-const hang = 30 * time.Second
+const hang = 2 * time.Minute
 
 // open is a target with all items of one region admitted.
 type open struct {
