@@ -191,8 +191,7 @@ func TestBitIdentityNeedsEveryFragment(t *testing.T) {
 }
 
 // BenchmarkPrefill and BenchmarkDecode report tokens a second and two ratios to limits that are measured in the same run. ratio_dot: the time
-// that the multiplications of the weights would take in dot on numbers that are in the first-level cache, with nothing else to do; prefill may
-// pass 1, because it loads each number for two products. ratio_read: the time that reading the weights once would take.
+// that the multiplications of the weights would take in dot on numbers that are in the first-level cache, with nothing else to do. ratio_read: the time that reading the weights once would take.
 func BenchmarkPrefill(b *testing.B) { bench(b, 256) }
 func BenchmarkDecode(b *testing.B)  { bench(b, 1) }
 

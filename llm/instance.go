@@ -121,12 +121,8 @@ func (r *rank) use(regions [][]byte, item int) error {
 func (r *rank) cut(c Config, w *layer) shard {
 	heads, ffn := c.Heads/c.KVHeads*c.HeadDim, c.FFN/c.KVHeads // a group's share
 	rows := func(t *tensor, share int) *tensor { return t.part(r.first*share, (r.first+r.groups)*share, 0, t.cols) }
-	s := shard{q: rows(w.q, heads), k: rows(w.k, c.HeadDim), v: rows(w.v, c.HeadDim), gate: rows(w.gate, ffn), up: rows(w.up, ffn)}
-	for g := r.first; g < r.first+r.groups; g++ {
-		s.o = append(s.o, w.o.part(0, c.Dim, g*heads, (g+1)*heads))
-		s.down = append(s.down, w.down.part(0, c.Dim, g*ffn, (g+1)*ffn))
-	}
-	return s
+	return shard{q: rows(w.q, heads), k: rows(w.k, c.HeadDim), v: rows(w.v, c.HeadDim), gate: rows(w.gate, ffn), up: rows(w.up, ffn),
+		o: w.o[r.first : r.first+r.groups], down: w.down[r.first : r.first+r.groups]}
 }
 
 // Seq is what one sequence contributes to a step.

@@ -78,9 +78,10 @@ func sincos(x float64) (sin, cos float64) {
 	return -c, s
 }
 
-// fold adds up eight partial sums, by the tree that every dot product ends with.
-func fold(s *[8]float32) float32 {
-	return float32(float32(s[0]+s[4])+float32(s[2]+s[6])) + float32(float32(s[1]+s[5])+float32(s[3]+s[7]))
+// fold adds up eight partial sums, by the tree that every dot product ends with. (Arguments, not an array: that would go through memory, which
+// short dot products feel.)
+func fold(s0, s1, s2, s3, s4, s5, s6, s7 float32) float32 {
+	return float32(float32(s0+s4)+float32(s2+s6)) + float32(float32(s1+s5)+float32(s3+s7))
 }
 
 // dot adds a[i]*b[i] in a fixed order: eight partial sums over i mod 8, then a tree, then what is left behind the last eight.
@@ -99,44 +100,11 @@ func dot(a, b []float32) float32 {
 		s6 += float32(x[6] * y[6])
 		s7 += float32(x[7] * y[7])
 	}
-	s := fold(&[8]float32{s0, s1, s2, s3, s4, s5, s6, s7})
+	s := fold(s0, s1, s2, s3, s4, s5, s6, s7)
 	for ; i < len(a); i++ {
 		s += float32(a[i] * b[i])
 	}
 	return s
-}
-
-// dot4 is dot of a and b with x and y each: ax, ay, bx, by, to the bit. Every number loaded is used twice, which is where dot spends its time;
-// the partial sums are taken two at a time, because all 32 do not fit in registers.
-func dot4(a, b, x, y []float32) (ax, ay, bx, by float32) {
-	b, x, y = b[:len(a)], x[:len(a)], y[:len(a)]
-	whole := len(a) &^ 7
-	var s [4][8]float32
-	for l := 0; l < 8; l += 2 {
-		var p0, p1, q0, q1, r0, r1, t0, t1 float32
-		for i := l; i+1 < whole; i += 8 {
-			a0, a1, b0, b1 := a[i], a[i+1], b[i], b[i+1]
-			x0, x1, y0, y1 := x[i], x[i+1], y[i], y[i+1]
-			p0 += float32(a0 * x0)
-			p1 += float32(a1 * x1)
-			q0 += float32(a0 * y0)
-			q1 += float32(a1 * y1)
-			r0 += float32(b0 * x0)
-			r1 += float32(b1 * x1)
-			t0 += float32(b0 * y0)
-			t1 += float32(b1 * y1)
-		}
-		s[0][l], s[0][l+1], s[1][l], s[1][l+1] = p0, p1, q0, q1
-		s[2][l], s[2][l+1], s[3][l], s[3][l+1] = r0, r1, t0, t1
-	}
-	ax, ay, bx, by = fold(&s[0]), fold(&s[1]), fold(&s[2]), fold(&s[3])
-	for i := whole; i < len(a); i++ {
-		ax += float32(a[i] * x[i])
-		ay += float32(a[i] * y[i])
-		bx += float32(b[i] * x[i])
-		by += float32(b[i] * y[i])
-	}
-	return ax, ay, bx, by
 }
 
 // tree adds up the shares of the KV-head groups: the sum of the first half and the sum of the second.

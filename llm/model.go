@@ -38,8 +38,9 @@ type Model struct {
 }
 
 type layer struct {
-	attnNorm, ffnNorm          []float32
-	q, k, v, o, gate, up, down *tensor
+	attnNorm, ffnNorm []float32
+	q, k, v, gate, up *tensor
+	o, down           []*tensor // by KV-head group: its columns
 }
 
 // Config is the model's shape.
@@ -188,7 +189,7 @@ func (m *Model) readTensors(g *gguf, expanded int) (err error) {
 		}
 		var t *tensor
 		if t, err = g.tensor(name+".weight", rows, cols); err == nil && small {
-			t.expand()
+			return t.dense() // faster, and for a small model the memory does not matter
 		}
 		return t
 	}
@@ -198,6 +199,17 @@ func (m *Model) readTensors(g *gguf, expanded int) (err error) {
 			copy(v, t.view(make([]float32, t.buffer()), 0))
 		}
 		return v
+	}
+	groups := func(name string, cols int) (parts []*tensor) {
+		t := matrix(name, c.Dim, cols)
+		if err != nil {
+			return nil
+		}
+		share := cols / c.KVHeads
+		for g := range c.KVHeads {
+			parts = append(parts, t.part(0, c.Dim, g*share, (g+1)*share).packed())
+		}
+		return parts
 	}
 	m.embed = matrix("token_embd", c.Vocab, c.Dim)
 	m.norm = vector("output_norm")
@@ -211,8 +223,8 @@ func (m *Model) readTensors(g *gguf, expanded int) (err error) {
 		m.layers = append(m.layers, layer{
 			attnNorm: vector(b + "attn_norm"), ffnNorm: vector(b + "ffn_norm"),
 			q: matrix(b+"attn_q", c.Heads*c.HeadDim, c.Dim), k: matrix(b+"attn_k", kv, c.Dim), v: matrix(b+"attn_v", kv, c.Dim),
-			o: matrix(b+"attn_output", c.Dim, c.Heads*c.HeadDim), gate: matrix(b+"ffn_gate", c.FFN, c.Dim), up: matrix(b+"ffn_up", c.FFN, c.Dim),
-			down: matrix(b+"ffn_down", c.Dim, c.FFN),
+			o: groups(b+"attn_output", c.Heads*c.HeadDim), gate: matrix(b+"ffn_gate", c.FFN, c.Dim), up: matrix(b+"ffn_up", c.FFN, c.Dim),
+			down: groups(b+"ffn_down", c.FFN),
 		})
 		if err != nil {
 			return err

@@ -36,8 +36,7 @@ type mul struct {
 	ldOut   int
 }
 
-// Rows of a piece of a multiplication: few enough to stay in the first-level cache while all tokens pass, even for dot4, and a piece worth
-// handing out.
+// Rows of a piece of a multiplication: few enough to stay in a near cache while all tokens pass, and enough work to be worth handing out.
 const (
 	pieceRows = 16
 	pieceMACs = 1 << 16
@@ -52,9 +51,9 @@ func multiply(n int, ms []mul) {
 	size := make([]int, len(ms))
 	starts := make([]int, len(ms)+1)
 	for i, m := range ms {
-		size[i] = max(pieceRows, pieceMACs/(m.w.cols*n)&^1)
+		size[i] = max(pieceRows, pieceMACs/(m.w.cols*n))
 		if m.w.f == nil {
-			size[i] = pieceRows // rows are expanded into a buffer
+			size[i] = pieceRows // its numbers take memory
 		}
 		starts[i+1] = starts[i] + (m.w.rows+size[i]-1)/size[i]
 	}
@@ -70,29 +69,11 @@ func multiply(n int, ms []mul) {
 
 // rows computes rows [from, to) of the product.
 func (m *mul) rows(from, to, n int) {
-	cols, each := m.w.cols, m.w.buffer()
-	buf := make([]float32, each*(to-from))
-	view := make([][]float32, to-from)
-	for i := range view {
-		view[i] = m.w.view(buf[i*each:(i+1)*each], from+i)
-	}
-	in := func(t int) []float32 { return m.in[t*m.ldIn : t*m.ldIn+cols] }
-	t := 0
-	for ; t+1 < n; t += 2 {
-		x, y := in(t), in(t+1)
-		ox, oy := m.out[t*m.ldOut+from:], m.out[(t+1)*m.ldOut+from:]
-		i := 0
-		for ; i+1 < len(view); i += 2 {
-			ox[i], oy[i], ox[i+1], oy[i+1] = dot4(view[i], view[i+1], x, y)
-		}
-		if i < len(view) {
-			ox[i], oy[i] = dot(view[i], x), dot(view[i], y)
-		}
-	}
-	if t < n {
-		x, o := in(t), m.out[t*m.ldOut+from:]
-		for i, row := range view {
-			o[i] = dot(row, x)
+	w := m.w.part(from, to, 0, m.w.cols).dense()
+	for t := range n {
+		x, out := m.in[t*m.ldIn:][:w.cols], m.out[t*m.ldOut+from:]
+		for r := range w.rows {
+			out[r] = dot(w.view(nil, r), x)
 		}
 	}
 }

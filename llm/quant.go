@@ -77,18 +77,34 @@ type tensor struct {
 	q          *quant
 	b          []byte // rows of stride bytes, the part's first row at 0
 	stride     int
-	f          []float32 // rows of ld numbers, when the tensor was expanded
+	f          []float32 // rows of ld numbers, when the tensor is dense
 	ld         int
 	from       int // first column of the part
 }
 
-// expand keeps the tensor's numbers themselves: faster, and for a small model the memory does not matter.
-func (t *tensor) expand() {
-	f := make([]float32, t.rows*t.cols)
-	for r := range t.rows {
-		t.q.dequantize(f[r*t.cols:(r+1)*t.cols], t.b[r*t.stride:(r+1)*t.stride])
+// dense is the same matrix with its numbers themselves.
+func (t *tensor) dense() *tensor {
+	if t.f != nil {
+		return t
 	}
-	t.f, t.ld, t.b = f, t.cols, nil
+	d := &tensor{rows: t.rows, cols: t.cols, f: make([]float32, t.rows*t.cols), ld: t.cols}
+	buf := make([]float32, t.buffer())
+	for r := range t.rows {
+		copy(d.f[r*t.cols:], t.view(buf, r))
+	}
+	return d
+}
+
+// packed is the same matrix, its rows one behind the other if it is dense: read with gaps between them, they take longer.
+func (t *tensor) packed() *tensor {
+	if t.f == nil || t.ld == t.cols {
+		return t
+	}
+	p := &tensor{rows: t.rows, cols: t.cols, f: make([]float32, 0, t.rows*t.cols), ld: t.cols}
+	for r := range t.rows {
+		p.f = append(p.f, t.view(nil, r)...)
+	}
+	return p
 }
 
 // part is rows [r0, r1) and columns [c0, c1) of t, in t's memory.
@@ -111,7 +127,7 @@ func (t *tensor) buffer() int {
 	return t.cols + 2*t.q.block
 }
 
-// view is a row, in buf unless the tensor was expanded. It must not be changed.
+// view is a row, in buf unless the tensor is dense. It must not be changed.
 func (t *tensor) view(buf []float32, r int) []float32 {
 	if t.f != nil {
 		at := r*t.ld + t.from
