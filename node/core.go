@@ -42,7 +42,6 @@ type Config struct {
 	// Slots is the largest number of virtual slots of any region (pages, aux or state slots); it bounds the generations. Default Pages.
 	Slots int
 
-	SuspectAfter   time.Duration // of silence: counted in metrics. Default 1 s
 	CondemnAfter   time.Duration // of silence: the peer's rooms fail. Default 2 s; negative: never
 	Rendezvous     time.Duration // decode: from Open to Routed. Default 15 s
 	Bootstrap      time.Duration // prefill: from Open to all metadata. Default 300 s
@@ -58,7 +57,6 @@ func (c Config) withDefaults() Config {
 			*d = v
 		}
 	}
-	def(&c.SuspectAfter, time.Second)
 	def(&c.CondemnAfter, 2*time.Second)
 	def(&c.Rendezvous, 15*time.Second)
 	def(&c.Bootstrap, 300*time.Second)

@@ -15,12 +15,6 @@ type Event interface{ isEvent() }
 // Errors: ErrDuplicate while the room has a sender.
 type OpenSend struct{ Room room.ID }
 
-// InitSend tells how many pages the room's chunks will have in all, after the prefix that decode holds.
-type InitSend struct {
-	Room  room.ID
-	Pages int
-}
-
 // Chunk hands over the pages of one prefill step. They are read until the room is quiescent.
 // Errors: ErrUnknownRoom, ErrAfterLast.
 type Chunk struct {
@@ -184,7 +178,6 @@ type QuiescentHeard struct {
 }
 
 func (OpenSend) isEvent()       {}
-func (InitSend) isEvent()       {}
 func (Chunk) isEvent()          {}
 func (WriteSettled) isEvent()   {}
 func (OpenReceive) isEvent()    {}

@@ -372,7 +372,6 @@ func TestMisuse(t *testing.T) {
 	step(p, OpenSend{1}, nil)
 	step(p, OpenSend{1}, ErrDuplicate)
 	step(p, Chunk{Room: 2}, ErrUnknownRoom)
-	step(p, InitSend{Room: 2}, ErrUnknownRoom)
 	step(p, Chunk{Room: 1, Pages: []int32{4}}, ErrPages)
 	step(p, Chunk{Room: 1, Pages: []int32{-1}}, ErrPages)
 	step(p, Chunk{Room: 1, Pages: []int32{1}, Last: true}, nil)

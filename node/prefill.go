@@ -55,7 +55,6 @@ type sendRoom struct {
 	concluded      bool
 	dsts           []*destination
 	chunks         []chunk // queued until the destinations are known
-	total          int     // pages announced, 0: none
 	pos, queued    int     // pages and chunks handed over
 	last           bool
 	held           []int32 // pages that the room holds in the ledger
@@ -82,12 +81,6 @@ func (n *Prefill) Step(now time.Time, ev Event) ([]Action, error) {
 	switch ev := ev.(type) {
 	case OpenSend:
 		err = n.open(ev.Room)
-	case InitSend:
-		if r := n.rooms[ev.Room]; r == nil || !r.opened {
-			err = ErrUnknownRoom
-		} else {
-			r.total = ev.Pages
-		}
 	case Chunk:
 		err = n.chunk(ev)
 	case WriteSettled:
