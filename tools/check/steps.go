@@ -138,12 +138,12 @@ func (c *check) norace() {
 	c.goTest("", static, append([]string{"-shuffle=on", "-timeout=8m", "-run=^(" + strings.Join(tests, "|") + ")$"}, packages...))
 }
 
-// interop runs the scenarios against the real SGLang, alone on the machine.
+// interop runs the scenarios against the real SGLang, alone on the machine, and never from the cache: what it drives is no input of the test.
 func (c *check) interop() {
 	if c.python == "" {
 		fmt.Println("no Python environment with SGLang: the interop tests skip")
 	}
-	c.goTest("", static, []string{"-timeout=10m", interopPackage})
+	c.goTest("", static, []string{"-count=1", "-timeout=10m", interopPackage})
 }
 
 // fuzz builds each package's instrumented test binary once and runs every target of it for a short while.
