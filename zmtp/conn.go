@@ -19,13 +19,14 @@ const maxControl = 32 << 10
 //
 //	greeting out ─→ greeting in ─→ READY out ─→ READY in ─→ up ─ error, fail ─→ done
 type conn struct {
-	nc       net.Conn
-	cfg      *Config
-	ours     string // our socket type
-	peer     *Peer
-	dec      *decoder
-	minor    byte
-	borrowed []message // of receive
+	nc    net.Conn
+	cfg   *Config
+	ours  string // our socket type
+	peer  *Peer
+	dec   *decoder
+	minor byte
+	batch []message // decoded, on their way to the inbox
+	spin  *spinReader
 
 	greeting bool // a Pull's: counted among its handshakes, under its lock
 
@@ -44,6 +45,7 @@ func newConn(nc net.Conn, cfg *Config, ours string, queue *sendQueue) *conn {
 	c := &conn{nc: nc, cfg: cfg, ours: ours, queue: queue, done: make(chan struct{})}
 	c.peer = &Peer{id: lastPeerID.Add(1), remote: nc.RemoteAddr(), born: time.Now(), conn: c}
 	c.dec = newDecoder(c, cfg.Limits)
+	c.spin = newSpinReader(nc)
 	if queue != nil {
 		c.wake = queue.wake
 	} else {
@@ -55,11 +57,25 @@ func newConn(nc net.Conn, cfg *Config, ours string, queue *sendQueue) *conn {
 // Read reads from the socket and keeps the peer's counts.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.nc.Read(b)
+	c.came(n)
+	return n, err
+}
+
+// readSoon is Read for who expects an answer in a moment.
+func (c *conn) readSoon(b []byte) (n int, err error) {
+	if c.spin == nil {
+		return c.Read(b)
+	}
+	n, err = c.spin.read(b)
+	c.came(n)
+	return n, err
+}
+
+func (c *conn) came(n int) {
 	if n > 0 {
 		c.peer.bytesIn.Add(uint64(n))
 		c.peer.lastIn.Store(int64(time.Since(c.peer.born)))
 	}
-	return n, err
 }
 
 // fail ends the connection; the first cause is kept.
@@ -80,9 +96,9 @@ func (c *conn) cause() error {
 	return c.failed
 }
 
-// serve runs the connection until it ends. onUp is called once READY is in, before any message can flow; deliver takes each message.
+// serve runs the connection until it ends. onUp is called once READY is in, before any message can flow; deliver takes the messages, in a slice that is used again.
 // It returns whether the connection was up, and the cause of its end.
-func (c *conn) serve(onUp func(), deliver func(message) error) (wasUp bool, cause error) {
+func (c *conn) serve(onUp func(), deliver func([]message) error) (wasUp bool, cause error) {
 	writer := make(chan struct{})
 	c.control(appendGreeting(nil))
 	go func() {
@@ -210,20 +226,29 @@ func (c *conn) readReady() (ready, error) {
 	return ready{}, fmt.Errorf("%w: command %q before READY", ErrProtocol, clip([]byte(name)))
 }
 
-func (c *conn) readLoop(deliver func(message) error) error {
+func (c *conn) readLoop(deliver func([]message) error) error {
 	for {
-		body, m, err := c.dec.next()
-		if err != nil {
-			return err
+		ms, err := c.dec.ready(c.batch[:0], maxBatch, c.command)
+		if len(ms) == 0 && err == nil {
+			body, m, more := c.dec.next()
+			switch {
+			case more != nil:
+				return more
+			case body == nil:
+				ms = append(ms, m)
+			default:
+				err = c.command(body)
+			}
 		}
-		if body == nil {
-			c.peer.messagesIn.Add(1)
-			if err := deliver(m); err != nil {
+		c.peer.messagesIn.Add(uint64(len(ms)))
+		c.batch = ms
+		if len(ms) > 0 { // whole messages count, whatever ends the connection
+			if err := deliver(ms); err != nil {
 				return err
 			}
-			continue
+			clear(ms)
 		}
-		if err := c.command(body); err != nil {
+		if err != nil {
 			return err
 		}
 	}

@@ -12,7 +12,7 @@ const (
 	readBufMax  = 128 << 10 // grown to once a read has filled the buffer
 	directFrame = 16 << 10  // from here on a frame's bytes go from the socket into the frame, not through the buffer
 	slabFrame   = 512       // up to here frames share an allocation
-	slabSize    = 4 << 10   // what one kept small frame can hold on to
+	slabSize    = 14 << 10  // what one kept small frame can hold on to; four fill a span of the allocator
 	growFactor  = 16        // a frame's memory is at most this many times (and firstGrow) what the peer has really sent
 	firstGrow   = 64 << 10
 )
@@ -162,6 +162,67 @@ func (d *decoder) next() (command []byte, m message, err error) {
 	}
 }
 
+// ready appends up to limit messages that are wholly in the buffer, with small frames only, so that nothing is read; command takes the
+// commands that stand between them.
+func (d *decoder) ready(ms []message, limit int, command func([]byte) error) ([]message, error) {
+	for len(ms) < limit {
+		if m, ok := d.small(); ok {
+			ms = append(ms, m)
+			continue
+		}
+		if !d.whole() {
+			break
+		}
+		body, m, err := d.next()
+		if err == nil && body != nil {
+			err = command(body)
+		}
+		if err != nil {
+			return ms, err
+		}
+		if body == nil {
+			ms = append(ms, m)
+		}
+	}
+	return ms, nil
+}
+
+// whole says whether the buffer holds a command or a message to its end, with small frames only, so that next need not read.
+func (d *decoder) whole() bool {
+	for at := d.pos; ; {
+		flags, size, n, err := parseFrameHeader(d.buf[at:d.end])
+		if err != nil || size >= directFrame || int(size) > d.end-at-n {
+			return false
+		}
+		at += n + int(size)
+		if flags&(flagMore|flagCommand) == 0 || flags&flagCommand != 0 && at-n-int(size) == d.pos {
+			return true
+		}
+		if flags&flagCommand != 0 {
+			return false // between frames: rare, and not for here
+		}
+	}
+}
+
+// small takes a message of one short frame that is wholly in the buffer, the most frequent kind, without the steps of the general way.
+func (d *decoder) small() (m message, ok bool) {
+	b := d.buf[d.pos:d.end]
+	if len(b) < 2 || b[0] != 0 || len(d.parts) > 0 {
+		return m, false
+	}
+	size := int(b[1])
+	m.cost = messageOverhead + size + frameOverhead
+	if len(b) < 2+size || size > d.limits.MaxFrame || m.cost > d.limits.MaxMessage {
+		return message{}, false
+	}
+	f := d.alloc(size)
+	copy(f, b[2:])
+	d.pos += 2 + size
+	m.frames = d.list(1)
+	m.frames[0] = f
+	return m, true
+}
+
 func (d *decoder) header() (flags byte, size uint64, err error) {
 	for {
 		flags, size, n, err := parseFrameHeader(d.buf[d.pos:d.end])
@@ -268,15 +329,20 @@ func (d *decoder) alloc(n int) []byte {
 
 // take closes the message that is being put together.
 func (d *decoder) take() message {
-	n := len(d.parts)
-	if len(d.headers) < n {
-		d.headers = make([][]byte, max(n, 64))
-	}
-	frames := d.headers[:n:n]
-	d.headers = d.headers[n:]
+	frames := d.list(len(d.parts))
 	copy(frames, d.parts)
 	m := message{frames: frames, cost: messageOverhead + d.cost, reserved: d.reserved}
 	clear(d.parts)
 	d.parts, d.cost, d.reserved = d.parts[:0], 0, 0
 	return m
+}
+
+// list returns a slice for n frames, cut from a larger one.
+func (d *decoder) list(n int) [][]byte {
+	if len(d.headers) < n {
+		d.headers = make([][]byte, max(n, 128))
+	}
+	frames := d.headers[:n:n]
+	d.headers = d.headers[n:]
+	return frames
 }

@@ -2,6 +2,7 @@ package zmtp
 
 import (
 	"context"
+	"math"
 	"time"
 )
 
@@ -97,40 +98,14 @@ func (q *inbox) borrow(ctx context.Context) {
 // receive reads once, and decodes the whole small messages that came. keep: nothing is left over, and the connection stands.
 func (c *conn) receive() (ms []message, keep bool) {
 	d := c.dec
-	n, err := c.Read(d.buf)
+	n, err := c.readSoon(d.buf)
 	d.pos, d.end, d.full = 0, n, n == len(d.buf)
-	ms = c.borrowed[:0]
-	for d.whole() {
-		body, m, err := d.next()
-		if err == nil && body != nil {
-			err = c.command(body)
-		}
-		if err != nil {
-			c.fail(err)
-			return ms, false
-		}
-		if body == nil {
-			c.peer.messagesIn.Add(1)
-			ms = append(ms, m)
-		}
+	ms, bad := d.ready(c.batch[:0], math.MaxInt, c.command)
+	c.peer.messagesIn.Add(uint64(len(ms)))
+	c.batch = ms
+	if bad != nil {
+		c.fail(bad)
+		return ms, false
 	}
-	c.borrowed = ms
 	return ms, err == nil && d.pos == d.end && !d.full
-}
-
-// whole says whether the buffer holds a command or a message to its end, with small frames only, so that next need not read.
-func (d *decoder) whole() bool {
-	for at := d.pos; ; {
-		flags, size, n, err := parseFrameHeader(d.buf[at:d.end])
-		if err != nil || size >= directFrame || int(size) > d.end-at-n {
-			return false
-		}
-		at += n + int(size)
-		if flags&(flagMore|flagCommand) == 0 || flags&flagCommand != 0 && at-n-int(size) == d.pos {
-			return true
-		}
-		if flags&flagCommand != 0 {
-			return false // between frames: rare, and not for here
-		}
-	}
 }

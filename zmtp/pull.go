@@ -216,22 +216,11 @@ func (p *Pull) rejected(c *conn, cause error) {
 // serve reads one connection to its end.
 func (p *Pull) serve(c *conn) {
 	lane := p.inbox.open(c)
-	ms := make([]message, 0, 16)
-	flush := func() error {
-		if len(ms) == 0 {
-			return nil
-		}
-		err := p.inbox.put(lane, ms)
-		clear(ms)
-		ms = ms[:0]
-		return err
-	}
 	c.dec.idle = func() error {
-		err := flush()
-		if err == nil && c.dec.between {
-			err = p.inbox.lend(lane)
+		if c.dec.between {
+			return p.inbox.lend(lane)
 		}
-		return err
+		return nil
 	}
 	c.dec.reserve = func(n int) error { return p.inbox.reserve(lane, n) }
 	remote := c.peer.remote.String()
@@ -241,13 +230,7 @@ func (p *Pull) serve(c *conn) {
 		p.mu.Unlock()
 		p.cfg.Logger.Debug("zmtp: up", "endpoint", p.Endpoint(), "peer", remote)
 		p.cfg.Events(ConnEvent{Kind: Up, Endpoint: p.Endpoint(), Remote: remote, Peer: c.peer})
-	}, func(m message) error {
-		if ms = append(ms, m); len(ms) >= maxBatch {
-			return flush()
-		}
-		return nil
-	})
-	_ = flush() // whole messages count, whatever ended the connection; the inbox refuses them only when it is closed
+	}, func(ms []message) error { return p.inbox.put(lane, ms) })
 	p.inbox.leave(lane)
 	p.mu.Lock()
 	p.drop(c)

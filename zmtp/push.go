@@ -215,7 +215,7 @@ func (p *Push) once(ctx context.Context, attempt int) (up bool, err error) {
 		p.peer.Store(c.peer)
 		p.cfg.Logger.Debug("zmtp: up", "endpoint", p.endpoint, "peer", remote)
 		p.cfg.Events(ConnEvent{Kind: Up, Endpoint: p.endpoint, Remote: remote, Peer: c.peer})
-	}, func(message) error {
+	}, func([]message) error {
 		return fmt.Errorf("%w: a PULL sent a message", ErrProtocol)
 	})
 	p.mu.Lock()
