@@ -62,6 +62,7 @@ func TestSGLang(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-o", peer, peerPackage).CombinedOutput(); err != nil {
 		t.Fatalf("build of %s: %v\n%s", peerPackage, err, out)
 	}
+	peer += " --verbose"
 	for _, direction := range []struct{ name, prefill, decode string }{
 		{"prefill", peer, "sglang"}, // kvferry gives, SGLang takes
 		{"decode", "sglang", peer},  // SGLang gives, kvferry takes

@@ -28,6 +28,7 @@ type settings struct {
 	tp, tpRank, pp, ppRank                    int
 	layers, heads, pageSize, headBytes, pages int
 	auxSlots, auxBytes                        int
+	mla, layerIDs, verbose                    bool
 }
 
 // hand is one room and what the harness has said of it.
@@ -83,6 +84,9 @@ func parse() (s settings, err error) {
 	f.IntVar(&s.pages, "pages", 64, "")
 	f.IntVar(&s.auxSlots, "aux-slots", 16, "")
 	f.IntVar(&s.auxBytes, "aux-bytes", 64, "")
+	f.BoolVar(&s.mla, "mla", false, "one KV region per layer, the same on all TP ranks")
+	f.BoolVar(&s.layerIDs, "layer-ids", false, "register a layer number for each region")
+	f.BoolVar(&s.verbose, "verbose", false, "log each step of each room; not for measurements")
 	f.String("pp-file", "", "not needed here")
 	if err := f.Parse(os.Args[1:]); err != nil {
 		return s, err
@@ -103,6 +107,9 @@ func run() error {
 	}
 	p := &peer{settings: s, rooms: map[room.ID]*hand{}}
 	p.side, _ = room.ParseSide(s.role)
+	if s.verbose {
+		level.Set(slog.LevelDebug)
+	}
 	if err := p.start(context.Background()); err != nil {
 		return err
 	}
@@ -148,8 +155,10 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
+var level slog.LevelVar // Info
+
 func logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: &level}))
 }
 
 // listenBootstrap binds the registry's port.

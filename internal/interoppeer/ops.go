@@ -42,6 +42,15 @@ type op struct {
 	Start     bool            `json:"start"`
 	Interval  float64         `json:"interval"`
 	Prefetch  bool            `json:"prefetch"`
+
+	// Of rounds and move.
+	N        int        `json:"n"`
+	First    roomNumber `json:"first"`
+	Inflight int        `json:"inflight"`
+	Fail     bool       `json:"fail"`
+	Abort    bool       `json:"abort"`
+	Pause    *float64   `json:"pause"` // seconds
+	Chunk    int        `json:"chunk"`
 }
 
 // roomNumber is an exact integer, given as a number or as text.
@@ -69,6 +78,13 @@ func (o *op) seconds(def float64) time.Duration {
 		def = *o.Timeout
 	}
 	return time.Duration(def * float64(time.Second))
+}
+
+func (o *op) pause() time.Duration {
+	if o.Pause == nil {
+		return 2 * time.Millisecond
+	}
+	return time.Duration(*o.Pause * float64(time.Second))
 }
 
 func (o *op) aux(def int) int {
@@ -120,6 +136,12 @@ func (p *peer) run(o *op) (answer, error) {
 		return nil, nil
 	case "calls":
 		return answer{"calls": p.engine.notes(o.Start)}, nil
+	case "rounds":
+		return p.rounds(o)
+	case "move":
+		return p.move(o)
+	case "threads":
+		return answer{"threads": threads()}, nil
 	case "prefetch":
 		return nil, nil // staging only, which this peer has not
 	}
@@ -201,21 +223,12 @@ func (p *peer) decodeOp(o *op) (answer, error) {
 }
 
 func (p *peer) receiver(o *op) (answer, error) {
-	addr := o.Bootstrap
-	if addr == "" {
-		addr = p.bootstrap
-	}
-	rx, err := p.decode.Open(o.Room.id, handoff.Peer{Bootstrap: addr, DPRank: o.DPRank})
+	rx, err := p.open(o.Room.id, o, o.seconds(topologyWait.Seconds()))
 	if err != nil {
 		return nil, err
 	}
 	h := &hand{half: rx, rx: rx}
 	p.rooms[o.Room.id] = h
-	select {
-	case <-rx.Ready():
-	case <-time.After(o.seconds(15)):
-		return nil, fmt.Errorf("no parallel info")
-	}
 	if len(o.Pages) > 0 && !rx.Status().Terminal() {
 		if err := p.post(h, o); err != nil {
 			return nil, err

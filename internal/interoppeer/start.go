@@ -19,8 +19,7 @@ import (
 
 // start makes the rank and says that it is ready.
 func (p *peer) start(ctx context.Context) error {
-	g := kvlayout.Geometry{Order: kvlayout.TokenMajor, DType: "auto", PageSize: p.pageSize, TP: 1, PP: 1, Layers: p.layers, End: p.layers, KVHeads: p.heads, HeadBytes: p.headBytes}.
-		At(kvlayout.Topology{TP: p.tp, CP: 1, PP: p.pp}, kvlayout.Rank{TP: p.tpRank, PP: p.ppRank})
+	g := p.geometry()
 	if err := g.Validate(); err != nil {
 		return err
 	}
@@ -46,6 +45,22 @@ func (p *peer) start(ctx context.Context) error {
 	}
 	return json.NewEncoder(os.Stdout).Encode(answer{"event": "ready", "role": p.role, "backend": p.backend, "bootstrap": p.bootstrap, "rank_port": p.port(),
 		"item_bytes": p.item, "regions": len(p.kv), "session": e.Name(), "t_ns": monotonic()})
+}
+
+// geometry is this rank's, as sglang_peer.py lays its memory out. MLA always has layer numbers there.
+func (p *peer) geometry() kvlayout.Geometry {
+	g := kvlayout.Geometry{Order: kvlayout.TokenMajor, DType: "auto", PageSize: p.pageSize, TP: 1, PP: 1, Layers: p.layers, End: p.layers, KVHeads: p.heads, HeadBytes: p.headBytes}
+	if p.mla {
+		g.MLA, g.KVHeads, g.HeadBytes = true, 1, p.heads*p.headBytes
+	}
+	g = g.At(kvlayout.Topology{TP: p.tp, CP: 1, PP: p.pp}, kvlayout.Rank{TP: p.tpRank, PP: p.ppRank})
+	if p.mla || p.layerIDs {
+		regions := g.Regions()
+		for i := range regions {
+			g.LayerIDs = append(g.LayerIDs, uint32(g.Start+i%(g.End-g.Start)))
+		}
+	}
+	return g
 }
 
 func (p *peer) memory(regions int) (m handoff.Memory, err error) {
