@@ -16,7 +16,7 @@ LDFLAGS := -s -w -X github.com/kvferry/kvferry/internal/cli.Version=$(VERSION)
 # The product needs no C compiler; the race detector does, and sets this to 1 for itself (tools/check).
 export CGO_ENABLED := 0
 
-.PHONY: help up build test lint fuzz bench cc pyenv interop interop-full smollm2 clean
+.PHONY: help up build test lint fuzz bench bench-interop cc pyenv interop interop-full smollm2 clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,10 @@ fuzz: $(CHECK) ## fuzz every target for FUZZTIME (10m) each
 
 bench: ## all benchmarks, or those that match BENCH; against pyzmq where `make pyenv` has run
 	@if [ -x $(PYTHON) ]; then export KVFERRY_PYTHON=$(PYTHON); fi; go test -vet=off -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+bench-interop: pyenv ## hand-off, failure and abort of kvferry beside SGLang's own, by turns, with ratios: make bench-interop ARGS='--turns 5'
+	@mkdir -p bin && go build -trimpath -o bin/interoppeer ./internal/interoppeer
+	@$(PYTHON) interop/ratios.py --peer bin/interoppeer $(ARGS)
 
 cc: ## install a C compiler where there is none (the race detector needs one; the product does not)
 	@if ! command -v "$$(CGO_ENABLED=1 go env CC)" >/dev/null; then \
