@@ -99,6 +99,9 @@ type Handle interface {
 	Err() error
 	// Settled is closed when the batch reads its source no more and sends nothing more. It follows Done, soon: it waits for no peer.
 	Settled() <-chan struct{}
+	// Answered is valid once Settled is closed: the peer has answered everything that was sent, so that not a byte of the batch is under way
+	// any more, wherever it is. A batch that failed unanswered may still have bytes on the way to the peer's memory.
+	Answered() bool
 	// Cancel stops the batch as soon as possible; Done, with ErrCanceled unless the outcome is known already, and Settled follow.
 	Cancel()
 }

@@ -195,6 +195,9 @@ func (h *handle) Done() <-chan struct{}    { return h.done }
 func (h *handle) Settled() <-chan struct{} { return h.settled }
 func (h *handle) Cancel()                  { h.cancel() }
 
+// Answered implements transfer.Handle: a copy is over when it returns.
+func (h *handle) Answered() bool { return true }
+
 func (h *handle) Err() error {
 	select {
 	case <-h.done:

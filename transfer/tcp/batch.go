@@ -18,11 +18,14 @@ type handle struct {
 	done    chan struct{}
 	settled chan struct{}
 	stopped atomic.Bool // nothing more is begun; what is under way ends by itself
+	loose   atomic.Bool // requests were sent whose answers have not come
 
 	mu  sync.Mutex
 	err error
 	end bool // done is closed
 }
+
+func (h *handle) Answered() bool { return !h.loose.Load() }
 
 func (h *handle) Done() <-chan struct{}    { return h.done }
 func (h *handle) Settled() <-chan struct{} { return h.settled }

@@ -31,6 +31,7 @@ func (p *peer) writeV1(h *handle, d *descriptor, list []*part) {
 						return
 					}
 					if err := p.oneV1(h.ctx, addr, x.frags[i]); err != nil {
+						h.loose.Store(true)
 						p.forget(d)
 						h.fail(err)
 					}
