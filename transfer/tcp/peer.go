@@ -20,6 +20,7 @@ import (
 const (
 	describeTries = 4                     // for a target that has just started and has no descriptor, or no data port, yet
 	describeWait  = 50 * time.Millisecond // between them
+	freshly       = 10 * time.Millisecond // a connection to a native peer that was in use then is taken without a look: writeV2 replaces a stale one
 )
 
 // peer is a destination: its descriptor and its connections of version 2.
@@ -178,7 +179,7 @@ func (p *peer) get(ctx context.Context, d *descriptor, fresh bool) (*link, error
 	for !fresh && len(p.idle) > 0 {
 		l := p.idle[len(p.idle)-1]
 		p.idle = p.idle[:len(p.idle)-1]
-		if l.desc == d && l.silent() {
+		if l.desc == d && (l.native && time.Since(l.used) < freshly || l.silent()) {
 			p.mu.Unlock()
 			l.reused = true
 			return l, nil

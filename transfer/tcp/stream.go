@@ -24,6 +24,8 @@ const (
 	vectorBytes   = 8 << 20                // their bytes
 	looks         = 4                      // a progress deadline is looked at so many times while it runs
 	wordWait      = 200 * time.Millisecond // for the status that says why a connection broke
+	briefBytes    = 64 << 10               // a part up to it, and up to briefFrags, goes to a native target from one goroutine
+	briefFrags    = 512
 )
 
 // part is the fragments that one connection carries, with the memory of its writer.
@@ -34,6 +36,7 @@ type part struct {
 	vectors net.Buffers // gathered
 	bytes   int         // in vectors
 	pending net.Buffers // of vectors, not written yet
+	words   [512 * statusLen]byte
 }
 
 var parts = sync.Pool{New: func() any {
@@ -124,6 +127,9 @@ func (p *peer) writeV2(h *handle, d *descriptor, x *part) error {
 			p.put(l)
 			return nil
 		}
+		if !errors.Is(err, errRefused) {
+			h.loose.Store(true)
+		}
 		if h.ctx.Err() != nil {
 			err = p.e.ended("write to " + p.name)
 			_ = l.c.SetLinger(0) // what the kernel still holds is not sent
@@ -145,7 +151,10 @@ func (p *peer) writeV2(h *handle, d *descriptor, x *part) error {
 func (s *stream) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.l.c.SetDeadline(past) })
 	s.total.Store(int64(len(s.x.frags)))
-	go s.statuses(ctx)
+	brief := s.brief()
+	if !brief {
+		go s.statuses(ctx)
+	}
 	writeErr := s.send(ctx)
 	if writeErr != nil { // a status may say why; it is there already, or on its way to a rejected writer
 		if ctx.Err() == nil {
@@ -155,6 +164,9 @@ func (s *stream) run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			_ = s.l.c.SetReadDeadline(past)
 		}
+	}
+	if brief {
+		s.statuses(ctx)
 	}
 	<-s.ended
 	sound := stop() // else the deadline is, or will be, in the past
@@ -172,6 +184,19 @@ func (s *stream) run(ctx context.Context) error {
 	return nil
 }
 
+// brief reports whether the part is so small that its statuses can be read when it is written: it fits the socket's buffers, and a native
+// target refuses without closing, so that no word of it gets lost meanwhile.
+func (s *stream) brief() bool {
+	if !s.l.native || len(s.x.frags) > briefFrags {
+		return false
+	}
+	n := 0
+	for _, f := range s.x.frags {
+		n += len(f.Src)
+	}
+	return n <= briefBytes
+}
+
 // errRefused is a refusal after which the connection can't go on.
 var errRefused = errors.New("refused")
 
@@ -183,7 +208,7 @@ func (s *stream) statuses(ctx context.Context) {
 			_ = s.l.c.SetWriteDeadline(past)
 		}
 	}()
-	var buf [512 * statusLen]byte
+	buf := &s.x.words
 	have := 0
 	w := s.pulse.watch()
 	for {
