@@ -64,4 +64,7 @@ type Dialect interface {
 	Ack(a node.SendAck) [][]byte
 	Quiescent(a node.SendQuiescent) [][]byte
 	Refused(a node.SendRefused) [][]byte
+	Receipt(a node.SendReceipt) [][]byte
+	Queued(a node.SendQueued) [][]byte
+	Goodbye(a node.SendGoodbye) [][]byte
 }

@@ -39,6 +39,7 @@ const (
 	Quarantine // pages are withheld: quiescence is not proven
 	PeerUp
 	PeerDown
+	PeerSuspect // silent for long: no new rooms
 	PeerDead
 	Dropped // a message was not understood or not wanted
 	endKind
@@ -46,7 +47,7 @@ const (
 
 var kindNames = [endKind]string{"", "opened", "routed", "published", "bootstrapped", "computed", "sending", "applied", "write_failed", "covered",
 	"status_sent", "status_heard", "abort_sent", "abort_heard", "verdict", "quiescent", "first_token", "finished", "cleared", "quarantine",
-	"peer_up", "peer_down", "peer_dead", "dropped"}
+	"peer_up", "peer_down", "peer_suspect", "peer_dead", "dropped"}
 
 func (k Kind) String() string {
 	if k < endKind {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/kvferry/kvferry/backend"
 	"github.com/kvferry/kvferry/kvlayout"
@@ -22,6 +23,7 @@ type Prefill struct {
 	mem    *memory
 	plans  map[string]*plan // by decode session; under mu
 	writes map[node.WriteID]*flight
+	named  time.Time // when StillQueued did something; under mu
 }
 
 // PrefillConfig describes a prefill rank.
@@ -77,6 +79,19 @@ func (p *Prefill) Counts() Counts { return p.counts() }
 // Close fails every room as draining, waits until no write reads their pages or ctx ends, and gives the sockets back.
 func (p *Prefill) Close(ctx context.Context) error {
 	return p.close(ctx, room.NewCause(room.Draining, room.Prefill, "", "the prefill rank is closing"))
+}
+
+// StillQueued is for the caller's scheduler loop, and for nothing else: it tells native decode ranks which of their rooms this rank holds, at
+// most once a second however often it is called. A loop that hangs falls silent, and its rooms fail on decode.
+func (p *Prefill) StillQueued() {
+	now := time.Now()
+	p.under(func() {
+		if now.Sub(p.named) < time.Second {
+			return
+		}
+		p.named = now
+		_ = p.locked(node.StillQueued{})
+	})
 }
 
 // Sender is one room on a prefill rank.
@@ -212,7 +227,7 @@ func (p *Prefill) transfer(f *flight, pl *plan, a node.StartWrite) (bytes int64,
 	}
 	<-h.Settled()
 	if err := h.Err(); err != nil {
-		return 0, err, false
+		return 0, err, h.Answered()
 	}
 	return bytes, nil, true
 }

@@ -253,6 +253,12 @@ func (r *rank) do(a node.Action) {
 		r.send(a.Endpoint, d.Quiescent(a))
 	case node.SendAck:
 		r.send(a.Endpoint, d.Ack(a))
+	case node.SendReceipt:
+		r.send(a.Endpoint, d.Receipt(a))
+	case node.SendQueued:
+		r.send(a.Endpoint, d.Queued(a))
+	case node.SendGoodbye:
+		r.send(a.Endpoint, d.Goodbye(a))
 	case node.SendRefused:
 		r.send(a.Endpoint, d.Refused(a))
 	default:
@@ -392,6 +398,7 @@ func (r *rank) close(ctx context.Context, cause room.Cause) error {
 			return
 		}
 		r.closed = true
+		_ = r.locked(node.Leave{Cause: cause})
 		for _, id := range slices.Sorted(maps.Keys(r.halves)) {
 			waits = append(waits, r.halves[id].cleared)
 			_ = r.locked(node.Fail{Room: id, Cause: cause})

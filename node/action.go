@@ -88,6 +88,7 @@ type SendStatus struct {
 	Status   room.Status
 	Rank     int
 	Cause    room.Cause
+	Seq      uint64 // native: to be acknowledged
 }
 
 // SendQuiescent tells a native decode endpoint that all writes of this rank for the room have settled.
@@ -96,6 +97,29 @@ type SendQuiescent struct {
 	Room     room.ID
 	Epoch    room.Epoch
 	Rank     int
+	Seq      uint64 // to be acknowledged
+}
+
+// SendReceipt tells a native peer that its message Seq has come.
+type SendReceipt struct {
+	Endpoint string
+	Room     room.ID
+	Epoch    room.Epoch
+	Rank     int // of this rank
+	Seq      uint64
+}
+
+// SendQueued tells a native decode endpoint which of its rooms this rank's scheduler still holds.
+type SendQueued struct {
+	Endpoint string
+	Rank     int
+	Rooms    []room.ID
+}
+
+// SendGoodbye tells a native peer that this rank is about to end.
+type SendGoodbye struct {
+	Endpoint string
+	Cause    room.Cause
 }
 
 // SendAbort tells a prefill rank that decode gave the room up.
@@ -106,6 +130,7 @@ type SendAbort struct {
 	Epoch      room.Epoch
 	Generation int64 // 0: nothing was published, no acknowledgement is wanted
 	Cause      room.Cause
+	Seq        uint64 // native: to be acknowledged
 }
 
 // SendAck acknowledges an abort to a decode endpoint.
@@ -143,6 +168,7 @@ const (
 	ProofSettled     Proof = "all writes settled" // prefill: every write has ended
 	ProofAcked       Proof = "acknowledged"       // every prefill rank of the room has acknowledged
 	ProofSuccess     Proof = "success"            // every prefill rank has said that its writes are complete
+	ProofNone        Proof = "unproven"           // the operator's limit has passed: a writer may still be at work
 )
 
 // Quiescent reports to the owner that nothing can touch the room's pages any more.
@@ -177,6 +203,9 @@ func (SendStatus) isAction()       {}
 func (SendQuiescent) isAction()    {}
 func (SendAbort) isAction()        {}
 func (SendAck) isAction()          {}
+func (SendReceipt) isAction()      {}
+func (SendQueued) isAction()       {}
+func (SendGoodbye) isAction()      {}
 func (SendRefused) isAction()      {}
 func (Changed) isAction()          {}
 func (Quiescent) isAction()        {}

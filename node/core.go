@@ -3,6 +3,7 @@ package node
 import (
 	"container/heap"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/kvferry/kvferry/event"
@@ -28,6 +29,7 @@ const (
 	MaxRooms      = 1 << 20 // rooms of one rank, whoever opened them
 	MaxUnserved   = 1 << 16 // rooms on prefill that have metadata but no sender
 	MaxTombstones = 1 << 16
+	MaxNamed      = 1 << 16 // rooms of one SendQueued
 	TombstoneLife = 60 * time.Second
 )
 
@@ -42,13 +44,16 @@ type Config struct {
 	// Slots is the largest number of virtual slots of any region (pages, aux or state slots); it bounds the generations. Default Pages.
 	Slots int
 
+	SuspectAfter   time.Duration // of silence: no new rooms for the peer. Default 1 s; negative: never
 	CondemnAfter   time.Duration // of silence: the peer's rooms fail. Default 2 s; negative: never
 	Rendezvous     time.Duration // decode: from Open to Routed. Default 15 s
 	Bootstrap      time.Duration // prefill: from Open to all metadata. Default 300 s
 	Waiting        time.Duration // decode: from Post to the verdict. Default 300 s
+	Stall          time.Duration // decode: how long a native prefill's scheduler may leave a room unnamed. Default 15 s; negative: for ever
 	Arrival        time.Duration // decode: from the last Success to the last byte. Default 2 s
 	Settle         time.Duration // prefill: how long a failure waits for writes before a foreign decode is told nothing. Default 5 s
 	QuarantineTime time.Duration // decode without virtual pages: how long proof may take. Default 30 s
+	Unproven       time.Duration // decode: when quarantined pages are released all the same, labelled as unproven. Default: never
 }
 
 func (c Config) withDefaults() Config {
@@ -57,10 +62,12 @@ func (c Config) withDefaults() Config {
 			*d = v
 		}
 	}
+	def(&c.SuspectAfter, time.Second)
 	def(&c.CondemnAfter, 2*time.Second)
 	def(&c.Rendezvous, 15*time.Second)
 	def(&c.Bootstrap, 300*time.Second)
 	def(&c.Waiting, 300*time.Second)
+	def(&c.Stall, 15*time.Second)
 	def(&c.Arrival, 2*time.Second)
 	def(&c.Settle, 5*time.Second)
 	def(&c.QuarantineTime, 30*time.Second)
@@ -73,6 +80,7 @@ type Counts struct {
 	Rooms, Unserved, Writes, Peers, Registrations int
 	Tombstones, Quarantined                       int // the two that outlive rooms
 	UnprovenGenerations                           int // decode: page numbers withheld until their writers are proven silent
+	Unacknowledged                                int // messages that native peers have not acknowledged yet
 }
 
 // core is what both sides share: the action list, deadlines, peers and tombstones.
@@ -87,10 +95,13 @@ type core struct {
 	order  []*peer // in order of first use, for ticks
 	last   time.Time
 	tombs  tombstones
+
+	letters map[uint64]*letter // by number
+	mails   uint64             // number of the newest letter
 }
 
 func newCore(side room.Side, cfg Config) core {
-	return core{cfg: cfg.withDefaults(), side: side, peers: map[string]*peer{}, tombs: tombstones{at: map[room.ID]int{}}}
+	return core{cfg: cfg.withDefaults(), side: side, peers: map[string]*peer{}, tombs: tombstones{at: map[room.ID]int{}}, letters: map[uint64]*letter{}}
 }
 
 func (c *core) do(a Action) { c.out = append(c.out, a) }
@@ -118,6 +129,9 @@ const (
 	timerDeadline   timerKind = iota // the room's current state
 	timerSettle                      // prefill: tell or give up telling
 	timerQuarantine                  // decode: proof
+	timerUnproven                    // decode: release without proof
+	timerStall                       // decode: prefill's scheduler
+	timerRepeat                      // a letter, whose number is the stamp
 )
 
 // timer is due once; stamp must equal the room's own, else it is out of date.
@@ -164,7 +178,12 @@ func (c *core) due() (timer, bool) {
 // peer is a control socket of the other side.
 type peer struct {
 	endpoint string
+	rank     int // decode: of the prefill rank that listens there
 	up       bool
+	broke    bool            // a connection to this instance has ended
+	suspect  bool            // silent for long
+	leaving  bool            // it has said goodbye
+	queues   bool            // decode: it names the rooms that its scheduler holds
 	lost     bool            // it is dead, nothing is sent to it any more
 	known    bool            // instance was told
 	instance room.InstanceID // zero: foreign
@@ -173,6 +192,7 @@ type peer struct {
 	withheld set[room.Epoch] // decode: rooms that are over, but it may still write to their page numbers
 	sessions []string        // prefill: registered from here
 	owed     []SendAbort     // decode: aborts that wait for the connection
+	letters  set[uint64]     // that it has not acknowledged
 }
 
 func (p *peer) native() bool { return !p.instance.IsZero() }
@@ -191,6 +211,7 @@ func (c *core) use(endpoint string) *peer {
 
 // forget drops a peer; the next use of its endpoint connects anew.
 func (c *core) forget(p *peer) {
+	c.unmail(p)
 	delete(c.peers, p.endpoint)
 	for i, q := range c.order {
 		if q == p {
@@ -209,20 +230,40 @@ func (c *core) silent() (dead []*peer) {
 		}
 	}
 	c.last = c.now
-	if c.cfg.CondemnAfter < 0 {
-		return nil
-	}
 	for _, p := range c.order {
-		if c.now.Sub(p.heard) > c.cfg.CondemnAfter {
+		silence := c.now.Sub(p.heard)
+		if c.cfg.CondemnAfter >= 0 && silence > c.cfg.CondemnAfter {
 			dead = append(dead, p)
+		}
+		if suspect := c.cfg.SuspectAfter >= 0 && silence > c.cfg.SuspectAfter; suspect != p.suspect {
+			p.suspect = suspect
+			if suspect {
+				c.emit(event.PeerSuspect, note(0, p.endpoint))
+			}
 		}
 	}
 	return dead
 }
 
+// connected notes a connection to an instance; the caller has dealt with another one that was there before.
+func (c *core) connected(p *peer, id room.InstanceID) (again bool) {
+	again = p.broke && p.known && p.instance == id
+	p.up, p.broke, p.lost, p.known, p.instance, p.heard, p.suspect = true, false, false, true, id, c.now, false
+	return again
+}
+
+// farewell sends goodbye to every native peer.
+func (c *core) farewell(ev Leave) {
+	for _, p := range c.order {
+		if p.native() && p.up {
+			c.do(SendGoodbye{p.endpoint, ev.Cause})
+		}
+	}
+}
+
 func (c *core) down(ev PeerDown) {
 	if p := c.peers[ev.Endpoint]; p != nil {
-		p.up = false
+		p.up, p.broke = false, true
 		e := note(0, ev.Endpoint)
 		e.Note = ev.Text
 		c.emit(event.PeerDown, e)
@@ -231,7 +272,7 @@ func (c *core) down(ev PeerDown) {
 
 func (c *core) heard(ev PeerHeard) {
 	if p := c.peers[ev.Endpoint]; p != nil && ev.At.After(p.heard) {
-		p.heard = ev.At
+		p.heard, p.suspect = ev.At, false
 	}
 }
 
@@ -271,7 +312,13 @@ type tombstone struct {
 	until     time.Time
 	cause     room.Cause // zero: it succeeded
 	overtaken bool
-	dead      bool // withdrawn
+	epochs    []room.Epoch // lives of the room that it is about; empty: any
+	dead      bool         // withdrawn
+}
+
+// covers reports whether the tombstone is about a life of its room. Another life of a native decode rank is not.
+func (t tombstone) covers(e room.Epoch) bool {
+	return e == 0 || len(t.epochs) == 0 || slices.Contains(t.epochs, e)
 }
 
 // tombstones is a bounded queue in order of expiry, with an index.

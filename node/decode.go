@@ -17,15 +17,23 @@ type Decode struct {
 	withheld   map[room.Epoch]*recvRoom // rooms that are over, but whose generation waits for its writers to be proven silent
 	aborts     map[int64]*recvRoom      // by the generation of the ABORT that awaits acknowledgements
 	abortCount int64                    // generation of the newest ABORT
+	byRank     map[rankKey]*peer        // native prefill ranks that are up
+}
+
+// rankKey is a rank of a native instance.
+type rankKey struct {
+	instance room.InstanceID
+	rank     int
 }
 
 // target is one prefill rank of a room.
 type target struct {
 	Target
-	sent     bool // metadata has left
-	answered bool // it said Success
-	failed   bool // it said Failed
-	silent   bool // it said that no write of its own is left, or its success says so
+	sent     bool      // metadata has left
+	answered bool      // it said Success
+	failed   bool      // it said Failed
+	silent   bool      // it said that no write of its own is left, or its success says so
+	named    time.Time // by its scheduler, or the publication
 }
 
 // recvRoom is a room on decode. It exists from OpenReceive until it is cleared and quiescent.
@@ -45,12 +53,14 @@ type recvRoom struct {
 	closed                    bool
 	post                      Post
 	generation                uint32
-	abort                     int64 // generation of the ABORT that was sent
+	abort                     int64  // generation of the ABORT that was sent
+	stall                     uint64 // stamp of the timer that looks at what prefill's scheduler says
+	unproven                  bool   // the operator's limit has passed
 }
 
 // NewDecode makes the node of a decode rank.
 func NewDecode(cfg Config) *Decode {
-	n := &Decode{core: newCore(room.Decode, cfg), Ledger: NewLedger(cfg.Pages), rooms: map[room.ID]*recvRoom{}, withheld: map[room.Epoch]*recvRoom{}, aborts: map[int64]*recvRoom{}}
+	n := &Decode{core: newCore(room.Decode, cfg), Ledger: NewLedger(cfg.Pages), rooms: map[room.ID]*recvRoom{}, withheld: map[room.Epoch]*recvRoom{}, aborts: map[int64]*recvRoom{}, byRank: map[rankKey]*peer{}}
 	n.gens = generations{limit: 1, busy: map[uint32]bool{}}
 	if cfg.Virtual {
 		n.gens.limit = uint32((1<<31)/uint64(n.cfg.Slots)) - 1
@@ -60,7 +70,7 @@ func NewDecode(cfg Config) *Decode {
 
 // Counts returns the sizes of all tables.
 func (n *Decode) Counts() Counts {
-	return Counts{Rooms: len(n.rooms), Peers: len(n.peers), Tombstones: n.tombs.len(), Quarantined: n.Ledger.Quarantined(), UnprovenGenerations: len(n.gens.busy)}
+	return Counts{Rooms: len(n.rooms), Peers: len(n.peers), Tombstones: n.tombs.len(), Quarantined: n.Ledger.Quarantined(), UnprovenGenerations: len(n.gens.busy), Unacknowledged: len(n.letters)}
 }
 
 // Step takes one event in.
@@ -91,6 +101,7 @@ func (n *Decode) Step(now time.Time, ev Event) ([]Action, error) {
 	case AckHeard:
 		n.acked(ev)
 	case QuiescentHeard:
+		n.acknowledge(ev.Instance, ev.Rank, ev.Room, ev.Epoch, ev.Seq)
 		if r := n.life(ev.Room, ev.Epoch); r != nil {
 			n.silenced(r, ev.Rank)
 		} else if r := n.withheld[ev.Epoch]; r != nil {
@@ -109,10 +120,18 @@ func (n *Decode) Step(now time.Time, ev Event) ([]Action, error) {
 	case PeerRefused:
 		if p := n.peers[ev.Endpoint]; p != nil {
 			n.lose(p, room.NewCause(room.PeerDead, room.Decode, ev.Endpoint, ev.Text), true)
-			n.forget(p)
+			n.release(p)
 		}
 	case PeerHeard:
 		n.heard(ev)
+	case ReceiptHeard:
+		n.receipt(ev)
+	case QueuedHeard:
+		n.queued(ev)
+	case GoodbyeHeard:
+		n.goodbye(ev)
+	case Leave:
+		n.farewell(ev)
 	case Tick:
 		n.tick()
 	default:
@@ -157,14 +176,28 @@ func (n *Decode) route(ev Routed) {
 		return
 	}
 	r.routed = true
+	var avoid room.Cause
 	for _, t := range ev.Targets {
 		r.targets = append(r.targets, target{Target: t})
-		n.use(t.Endpoint).rooms.add(r.id)
+		p := n.use(t.Endpoint)
+		p.rooms.add(r.id)
+		p.rank = t.Rank
+		n.index(p)
+		switch {
+		case p.leaving:
+			avoid = room.NewCause(room.Draining, room.Prefill, t.Endpoint, "it has said goodbye")
+		case p.suspect:
+			avoid = room.Causef(room.Unavailable, room.Decode, t.Endpoint, "no sign of life for %v", n.now.Sub(p.heard).Round(time.Millisecond))
+		}
 	}
 	r.stamp = 0 // the owner may take its time to find pages
 	e := note(r.id, "")
 	e.Pages = len(ev.Targets)
 	n.emit(event.Routed, e)
+	if !avoid.IsZero() {
+		n.conclude(r, room.Failed, avoid)
+		return
+	}
 	n.set(r, room.WaitingForInput)
 	n.publish(r)
 }
@@ -206,7 +239,10 @@ func (n *Decode) publish(r *recvRoom) {
 		if t.sent || p == nil || !p.up {
 			continue
 		}
-		t.sent, r.published = true, true
+		t.sent, t.named, r.published = true, n.now, true
+		if r.stall == 0 && n.cfg.Stall >= 0 && p.native() {
+			r.stall = n.arm(r.id, timerStall, n.cfg.Stall)
+		}
 		n.do(SendMetadata{t.Endpoint, p.native(), r.id, r.epoch, r.generation, r.post.Pages, r.post.Aux, r.post.State, r.post.Prefix, t.Required, t.Dummy})
 		e := note(r.id, t.Endpoint)
 		e.Pages = len(r.post.Pages)
@@ -216,6 +252,7 @@ func (n *Decode) publish(r *recvRoom) {
 
 // apply takes a prefill rank's word on a room.
 func (n *Decode) apply(ev StatusHeard) {
+	n.acknowledge(ev.Instance, ev.Rank, ev.Room, ev.Epoch, ev.Seq)
 	r := n.life(ev.Room, ev.Epoch)
 	if r == nil {
 		n.drop(ev.Room, "status for a room that is not here")
@@ -318,9 +355,18 @@ func (n *Decode) sendAborts(r *recvRoom) {
 			r.abort = n.abortCount
 			n.aborts[r.abort] = r
 		}
-		n.do(SendAbort{t.Endpoint, p.native(), r.id, r.epoch, r.abort, r.cause})
-		n.emit(event.AbortSent, note(r.id, t.Endpoint))
+		n.sendAbort(p, SendAbort{Endpoint: t.Endpoint, Room: r.id, Epoch: r.epoch, Generation: r.abort, Cause: r.cause})
 	}
+}
+
+// sendAbort sends an ABORT; a native peer has to acknowledge it.
+func (n *Decode) sendAbort(p *peer, a SendAbort) {
+	if a.Native = p.native(); a.Native {
+		n.mail(p, a.Room, func(seq uint64) Action { a.Seq = seq; return a })
+	} else {
+		n.do(a)
+	}
+	n.emit(event.AbortSent, note(a.Room, a.Endpoint))
 }
 
 // acked counts an acknowledgement of the current ABORT. Without a generation it proves nothing about this life of the room.
@@ -400,6 +446,8 @@ func (n *Decode) proof(r *recvRoom) Proof {
 		return ProofSuccess
 	case r.writersSilent():
 		return ProofAcked
+	case r.unproven:
+		return ProofNone
 	}
 	return ""
 }

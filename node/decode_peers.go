@@ -2,6 +2,7 @@ package node
 
 import (
 	"slices"
+	"time"
 
 	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/room"
@@ -15,18 +16,27 @@ func (n *Decode) peerUp(ev PeerUp) {
 	}
 	if p.known && p.instance != ev.Instance {
 		n.lose(p, room.NewCause(room.PeerRestarted, room.Decode, ev.Endpoint, ""), true)
+		n.unmail(p)
+		delete(n.byRank, rankKey{p.instance, p.rank})
+		p.leaving, p.queues = false, false
 	}
-	p.up, p.lost, p.known, p.instance, p.heard = true, false, true, ev.Instance, n.now
+	again := n.connected(p, ev.Instance)
+	n.index(p)
 	n.emit(event.PeerUp, note(0, ev.Endpoint))
 	n.do(SendRegistration{ev.Endpoint, p.native()})
+	if again {
+		n.resend(p)
+	}
 	for _, a := range p.owed {
-		a.Native = p.native()
-		n.do(a)
-		n.emit(event.AbortSent, note(a.Room, ev.Endpoint))
+		n.sendAbort(p, a)
 	}
 	p.owed = nil
 	for _, id := range slices.Clone(p.rooms.list) {
-		n.publish(n.rooms[id])
+		r := n.rooms[id]
+		if again && p.native() && !r.status.Terminal() {
+			r.unsend(p.endpoint) // what the broken connection held may be lost, and the same word twice does no harm
+		}
+		n.publish(r)
 	}
 }
 
@@ -67,6 +77,10 @@ func (n *Decode) tick() {
 		if !ok {
 			break
 		}
+		if t.kind == timerRepeat {
+			n.repeat(t.stamp)
+			continue
+		}
 		r := n.rooms[t.room]
 		if r == nil {
 			continue
@@ -79,13 +93,115 @@ func (n *Decode) tick() {
 			e := note(r.id, "")
 			e.Pages = len(r.post.Pages)
 			n.emit(event.Quarantine, e)
+			if n.cfg.Unproven > 0 {
+				n.arm(r.id, timerUnproven, n.cfg.Unproven)
+			}
+		case t.kind == timerUnproven && r.quarantined && !r.quiet:
+			r.unproven = true
+			n.rest(r)
+		case t.kind == timerStall && t.stamp == r.stall && !r.status.Terminal():
+			n.stalled(r)
 		case t.kind == timerDeadline && t.stamp == r.stamp && !r.status.Terminal():
+			if wait := n.cfg.Waiting - n.now.Sub(r.lastNamed()); r.posted && !r.arriving && wait > 0 {
+				r.stamp = n.arm(r.id, timerDeadline, wait) // prefill's scheduler holds it
+				continue
+			}
 			n.conclude(r, room.Failed, n.late(r))
 		}
 	}
 	for _, p := range n.silent() {
 		n.lose(p, room.Causef(room.PeerSilent, room.Decode, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter), false)
-		n.forget(p)
+		n.release(p)
+	}
+}
+
+// release forgets a peer with what is indexed by it.
+func (n *Decode) release(p *peer) {
+	delete(n.byRank, rankKey{p.instance, p.rank})
+	n.forget(p)
+}
+
+// index makes a native peer known by its rank, so that it can be answered.
+func (n *Decode) index(p *peer) {
+	if p.native() && p.up {
+		n.byRank[rankKey{p.instance, p.rank}] = p
+	}
+}
+
+// acknowledge tells a native prefill rank that its message has come.
+func (n *Decode) acknowledge(inst room.InstanceID, rank int, id room.ID, e room.Epoch, seq uint64) {
+	if p := n.byRank[rankKey{inst, rank}]; p != nil && seq != 0 {
+		n.do(SendReceipt{p.endpoint, id, e, n.cfg.Rank, seq})
+	}
+}
+
+// goodbye fails the rooms of an instance that is about to end; its connection's end will say more.
+func (n *Decode) goodbye(ev GoodbyeHeard) {
+	for _, p := range n.order {
+		if p.instance != ev.Instance || !p.native() {
+			continue
+		}
+		p.leaving = true
+		for _, id := range slices.Clone(p.rooms.list) {
+			n.conclude(n.rooms[id], room.Failed, ev.Cause)
+		}
+	}
+}
+
+// queued notes which rooms a prefill rank's scheduler holds.
+func (n *Decode) queued(ev QueuedHeard) {
+	p := n.byRank[rankKey{ev.Instance, ev.Rank}]
+	if p == nil {
+		return
+	}
+	p.queues = true
+	for _, id := range ev.Rooms {
+		r := n.rooms[id]
+		if r == nil {
+			continue
+		}
+		for i := range r.targets {
+			if r.targets[i].Endpoint == p.endpoint {
+				r.targets[i].named = n.now
+			}
+		}
+	}
+}
+
+// stalled fails a room that prefill's scheduler, which names the rooms that it holds, has not named for the limit.
+func (n *Decode) stalled(r *recvRoom) {
+	wait := n.cfg.Stall
+	for _, t := range r.targets {
+		p := n.peers[t.Endpoint]
+		if t.Dummy || t.answered || !t.sent || p == nil || !p.queues {
+			continue
+		}
+		left := n.cfg.Stall - n.now.Sub(t.named)
+		if left <= 0 {
+			n.conclude(r, room.Failed, room.Causef(room.Timeout, room.Prefill, t.Endpoint, "its scheduler has not named the room for %v", n.cfg.Stall))
+			return
+		}
+		wait = min(wait, left)
+	}
+	r.stall = n.arm(r.id, timerStall, wait)
+}
+
+// lastNamed is when a prefill rank's scheduler has named the room last; the zero time if none does.
+func (r *recvRoom) lastNamed() (last time.Time) {
+	for _, t := range r.targets {
+		if t.named.After(last) {
+			last = t.named
+		}
+	}
+	return last
+}
+
+// unsend lets metadata go to an endpoint again.
+func (r *recvRoom) unsend(endpoint string) {
+	for i := range r.targets {
+		if r.targets[i].Endpoint == endpoint {
+			r.targets[i].sent = false
+		}
 	}
 }
 

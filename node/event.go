@@ -90,6 +90,13 @@ type Fail struct {
 // Clear ends the owner's interest: the room fails as aborted if it has no verdict, and leaves every table once it is quiescent.
 type Clear struct{ Room room.ID }
 
+// Leave says goodbye to native peers: this rank is about to end, and none of its rooms will be served.
+type Leave struct{ Cause room.Cause }
+
+// StillQueued is the word of prefill's scheduler loop that it turns: native decode ranks are told which of their rooms it holds. The owner
+// sends it from that loop, about once a second, and from nowhere else.
+type StillQueued struct{}
+
 // Tick lets time pass; the caller sends it every TickInterval.
 type Tick struct{}
 
@@ -149,6 +156,7 @@ type AbortHeard struct {
 	Generation    int64
 	HasGeneration bool
 	Cause         room.Cause // zero: not told
+	Seq           uint64     // to be acknowledged; 0: not
 }
 
 // StatusHeard is prefill's word on a room.
@@ -159,7 +167,9 @@ type StatusHeard struct {
 	Status room.Status
 	Cause  room.Cause // zero: not told
 	// Refused says that the rank does not serve this life of the room at all, so that it has written and will write nothing for it.
-	Refused bool
+	Refused  bool
+	Instance room.InstanceID // of the sender; zero: foreign
+	Seq      uint64          // to be acknowledged; 0: not
 }
 
 // AckHeard acknowledges an abort: rank has no write for the room any more.
@@ -172,9 +182,30 @@ type AckHeard struct {
 
 // QuiescentHeard says that a native prefill rank has no write for the room any more.
 type QuiescentHeard struct {
-	Room  room.ID
-	Epoch room.Epoch
-	Rank  int
+	Room     room.ID
+	Epoch    room.Epoch
+	Rank     int
+	Instance room.InstanceID
+	Seq      uint64 // to be acknowledged; 0: not
+}
+
+// ReceiptHeard says that a native peer has message Seq.
+type ReceiptHeard struct {
+	Room room.ID
+	Seq  uint64
+}
+
+// QueuedHeard names the rooms that a native prefill rank's scheduler holds.
+type QueuedHeard struct {
+	Instance room.InstanceID
+	Rank     int
+	Rooms    []room.ID
+}
+
+// GoodbyeHeard says that a native instance is about to end. Its rooms fail.
+type GoodbyeHeard struct {
+	Instance room.InstanceID
+	Cause    room.Cause
 }
 
 func (OpenSend) isEvent()       {}
@@ -198,3 +229,8 @@ func (AbortHeard) isEvent()     {}
 func (StatusHeard) isEvent()    {}
 func (AckHeard) isEvent()       {}
 func (QuiescentHeard) isEvent() {}
+func (ReceiptHeard) isEvent()   {}
+func (QueuedHeard) isEvent()    {}
+func (GoodbyeHeard) isEvent()   {}
+func (Leave) isEvent()          {}
+func (StillQueued) isEvent()    {}

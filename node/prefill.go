@@ -71,7 +71,7 @@ func NewPrefill(cfg Config) *Prefill {
 
 // Counts returns the sizes of all tables.
 func (n *Prefill) Counts() Counts {
-	return Counts{Rooms: len(n.rooms), Unserved: n.unserved, Writes: len(n.writes), Peers: len(n.peers), Registrations: len(n.sessions), Tombstones: n.tombs.len()}
+	return Counts{Rooms: len(n.rooms), Unserved: n.unserved, Writes: len(n.writes), Peers: len(n.peers), Registrations: len(n.sessions), Tombstones: n.tombs.len(), Unacknowledged: len(n.letters)}
 }
 
 // Step takes one event in.
@@ -105,6 +105,14 @@ func (n *Prefill) Step(now time.Time, ev Event) ([]Action, error) {
 		n.refused(ev)
 	case PeerHeard:
 		n.heard(ev)
+	case ReceiptHeard:
+		n.receipt(ev)
+	case GoodbyeHeard:
+		n.goodbye(ev)
+	case StillQueued:
+		n.stillQueued()
+	case Leave:
+		n.farewell(ev)
 	case Tick:
 		n.tick()
 	default:
@@ -217,9 +225,15 @@ func (n *Prefill) unregister(session string) {
 func (n *Prefill) metadata(ev Metadata) {
 	r := n.rooms[ev.Room]
 	if r == nil {
-		if t, over := n.tombs.get(ev.Room, n.now); over && !t.cause.IsZero() {
-			n.refuse(ev, t.cause)
-			return
+		if t, over := n.tombs.get(ev.Room, n.now); over && t.covers(ev.Epoch) {
+			if !t.cause.IsZero() {
+				n.refuse(ev, t.cause)
+				return
+			}
+			if ev.Epoch != 0 && len(t.epochs) > 0 {
+				n.drop(ev.Room, ev.Endpoint, "metadata for a room that has succeeded")
+				return
+			}
 		}
 	}
 	if s, ok := n.sessions[ev.Session]; !ok && !ev.Dummy {
@@ -268,7 +282,7 @@ func (n *Prefill) refuse(ev Metadata, c room.Cause) {
 		n.do(SendRefused{ev.Endpoint, ev.Room, ev.Epoch, n.cfg.Rank, c})
 		return
 	}
-	n.do(SendStatus{ev.Endpoint, false, ev.Room, 0, room.Failed, n.cfg.Rank, c})
+	n.do(SendStatus{ev.Endpoint, false, ev.Room, 0, room.Failed, n.cfg.Rank, c, 0})
 }
 
 func (n *Prefill) drop(id room.ID, peer, what string) {
@@ -394,11 +408,6 @@ func (n *Prefill) conclude(r *sendRoom, verdict room.Status, cause room.Cause) {
 	r.concluded = true
 	r.stamp = 0
 	r.chunks = nil
-	for _, w := range r.outstanding {
-		if w.dst.Native { // a native decode seals; a foreign one needs every byte that is under way to land first
-			n.do(CancelWrite{w.id})
-		}
-	}
 	n.set(r, verdict)
 	e := note(r.id, "")
 	e.Status, e.Cause = verdict, r.cause
@@ -421,8 +430,13 @@ func (n *Prefill) tell(r *sendRoom) {
 		if slices.ContainsFunc(r.dsts[:i], func(x *destination) bool { return !x.Dummy && x.Endpoint == d.Endpoint }) {
 			continue
 		}
-		n.use(d.Endpoint)
-		n.do(SendStatus{d.Endpoint, d.Native, r.id, d.Epoch, r.status, n.cfg.Rank, r.cause})
+		p := n.use(d.Endpoint)
+		a := SendStatus{d.Endpoint, d.Native, r.id, d.Epoch, r.status, n.cfg.Rank, r.cause, 0}
+		if d.Native {
+			n.mail(p, r.id, func(seq uint64) Action { a.Seq = seq; return a })
+		} else {
+			n.do(a)
+		}
 		e := note(r.id, d.Endpoint)
 		e.Status, e.Cause = r.status, r.cause
 		n.emit(event.StatusSent, e)
@@ -447,7 +461,7 @@ func (n *Prefill) rest(r *sendRoom) {
 		}
 		for _, d := range r.dsts {
 			if r.status == room.Failed && !r.poisoned && d.Native && !d.Dummy && n.peers[d.Endpoint] != nil {
-				n.do(SendQuiescent{d.Endpoint, r.id, d.Epoch, n.cfg.Rank})
+				n.quiescent(d.Endpoint, r.id, d.Epoch)
 			}
 		}
 	}
@@ -455,85 +469,6 @@ func (n *Prefill) rest(r *sendRoom) {
 	if r.closed || !r.opened {
 		n.erase(r)
 	}
-}
-
-func (n *Prefill) acknowledge(r *sendRoom) {
-	if r.poisoned { // no acknowledgement, ever
-		r.acks = nil
-		return
-	}
-	for _, a := range r.acks {
-		n.use(a.endpoint)
-		n.do(SendAck{a.endpoint, r.id, n.cfg.Rank, a.generation})
-	}
-	r.acks = nil
-}
-
-// abort is decode's word that it gave a room up.
-func (n *Prefill) abort(ev AbortHeard) {
-	n.emit(event.AbortHeard, note(ev.Room, ev.Endpoint))
-	cause := ev.Cause
-	if cause.IsZero() {
-		cause = room.NewCause(room.PeerAborted, room.Prefill, ev.Endpoint, "")
-	}
-	r := n.rooms[ev.Room]
-	if r == nil {
-		if _, over := n.tombs.get(ev.Room, n.now); !over {
-			n.bury(ev.Room, cause, true)
-		}
-		n.calm(ev)
-		if ev.HasGeneration && ev.Endpoint != "" {
-			n.use(ev.Endpoint)
-			n.do(SendAck{ev.Endpoint, ev.Room, n.cfg.Rank, ev.Generation})
-		}
-		return
-	}
-	if ev.Epoch != 0 && !r.knows(ev.Epoch) {
-		n.drop(ev.Room, ev.Endpoint, "abort of another epoch")
-		n.calm(ev)
-		return
-	}
-	if ev.HasGeneration && ev.Endpoint != "" {
-		r.owe(ackTarget{ev.Endpoint, ev.Generation})
-	}
-	if !r.status.Terminal() {
-		n.conclude(r, room.Failed, cause)
-	}
-	n.rest(r)
-	if r.quiet && !r.poisoned {
-		n.calm(ev)
-	}
-}
-
-// calm tells a native decode rank that nothing of this rank is under way for the life of the room that it aborted.
-func (n *Prefill) calm(ev AbortHeard) {
-	if ev.Epoch != 0 && ev.Endpoint != "" {
-		n.use(ev.Endpoint)
-		n.do(SendQuiescent{ev.Endpoint, ev.Room, ev.Epoch, n.cfg.Rank})
-	}
-}
-
-func (r *sendRoom) knows(e room.Epoch) bool {
-	for _, d := range r.dsts {
-		if d.Epoch == e {
-			return true
-		}
-	}
-	return len(r.dsts) == 0
-}
-
-// owe keeps one acknowledgement per endpoint, for the abort that came last; a poisoned room owes none.
-func (r *sendRoom) owe(a ackTarget) {
-	if r.poisoned {
-		return
-	}
-	for i := range r.acks {
-		if r.acks[i].endpoint == a.endpoint {
-			r.acks[i] = a
-			return
-		}
-	}
-	r.acks = append(r.acks, a)
 }
 
 func (n *Prefill) clear(id room.ID) {
@@ -548,8 +483,9 @@ func (n *Prefill) clear(id room.ID) {
 	n.rest(r)
 }
 
-func (n *Prefill) bury(id room.ID, cause room.Cause, overtaken bool) {
-	n.tombs.add(tombstone{id: id, until: n.now.Add(TombstoneLife), cause: cause, overtaken: overtaken}, n.now)
+func (n *Prefill) bury(s tombstone) {
+	s.until = n.now.Add(TombstoneLife)
+	n.tombs.add(s, n.now)
 }
 
 // erase is the one way out of every table.
@@ -561,12 +497,16 @@ func (n *Prefill) erase(r *sendRoom) {
 	if !r.opened {
 		n.unserved--
 	}
+	s := tombstone{id: r.id, cause: r.cause, overtaken: !r.opened}
 	for _, d := range r.dsts {
 		if p := n.peers[d.Endpoint]; p != nil {
 			p.rooms.remove(r.id)
 		}
+		if d.Epoch != 0 {
+			s.epochs = append(s.epochs, d.Epoch)
+		}
 	}
-	n.bury(r.id, r.cause, !r.opened)
+	n.bury(s)
 	if r.opened {
 		n.do(Cleared{r.id})
 	}

@@ -8,10 +8,15 @@ import (
 )
 
 func (n *Prefill) peerUp(ev PeerUp) {
-	if p := n.peers[ev.Endpoint]; p != nil {
-		n.meet(p, ev.Instance)
-		p.up, p.heard = true, n.now
-		n.emit(event.PeerUp, note(0, ev.Endpoint))
+	p := n.peers[ev.Endpoint]
+	if p == nil {
+		return
+	}
+	n.meet(p, ev.Instance)
+	again := n.connected(p, ev.Instance)
+	n.emit(event.PeerUp, note(0, ev.Endpoint))
+	if again {
+		n.resend(p)
 	}
 }
 
@@ -20,6 +25,8 @@ func (n *Prefill) meet(p *peer, id room.InstanceID) {
 	if p.known && p.instance != id {
 		n.lose(p, room.NewCause(room.PeerRestarted, room.Prefill, p.endpoint, ""))
 		n.disown(p)
+		n.unmail(p)
+		p.leaving = false
 	}
 	p.known, p.instance = true, id
 }
@@ -52,8 +59,8 @@ func (n *Prefill) lose(p *peer, cause room.Cause) {
 		}
 		r.acks = slices.DeleteFunc(r.acks, func(a ackTarget) bool { return a.endpoint == p.endpoint })
 		for _, w := range r.outstanding {
-			if w.dst.Endpoint == p.endpoint && !w.dst.Native {
-				n.do(CancelWrite{w.id}) // conclude cancels those to native peers
+			if w.dst.Endpoint == p.endpoint {
+				n.do(CancelWrite{w.id})
 			}
 		}
 		if !r.status.Terminal() {
@@ -68,6 +75,10 @@ func (n *Prefill) tick() {
 		if !ok {
 			break
 		}
+		if t.kind == timerRepeat {
+			n.repeat(t.stamp)
+			continue
+		}
 		r := n.rooms[t.room]
 		if r == nil {
 			continue
@@ -77,6 +88,11 @@ func (n *Prefill) tick() {
 			r.poisoned = true
 			for _, d := range r.dsts {
 				d.told, d.past = true, true // what is still under way may land at any time: this decode must not learn that its pages are free
+			}
+			for _, w := range r.outstanding {
+				if w.dst.Native {
+					n.do(CancelWrite{w.id})
+				}
 			}
 		case t.kind == timerDeadline && t.stamp == r.stamp && !r.status.Terminal():
 			what := "decode published no pages within %v"
@@ -90,5 +106,40 @@ func (n *Prefill) tick() {
 	for _, p := range n.silent() { // its process may still be there and go on, so its registrations stay
 		n.lose(p, room.Causef(room.PeerSilent, room.Prefill, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter))
 		n.forget(p)
+	}
+}
+
+// goodbye fails what a decode instance that is about to end still wants.
+func (n *Prefill) goodbye(ev GoodbyeHeard) {
+	for _, p := range n.order {
+		if p.instance != ev.Instance || !p.native() {
+			continue
+		}
+		p.leaving = true
+		for _, id := range slices.Clone(p.rooms.list) {
+			if r := n.rooms[id]; !r.status.Terminal() {
+				n.conclude(r, room.Failed, ev.Cause)
+			}
+		}
+	}
+}
+
+// stillQueued names to each native decode rank the rooms that this rank's owner is at work on.
+func (n *Prefill) stillQueued() {
+	for _, p := range n.order {
+		if !p.native() || !p.up {
+			continue
+		}
+		var list []room.ID
+		for _, id := range p.rooms.list {
+			if r := n.rooms[id]; r.opened && !r.status.Terminal() {
+				list = append(list, id)
+			}
+		}
+		for len(list) > MaxNamed {
+			n.do(SendQueued{p.endpoint, n.cfg.Rank, list[:MaxNamed]})
+			list = list[MaxNamed:]
+		}
+		n.do(SendQueued{p.endpoint, n.cfg.Rank, list})
 	}
 }

@@ -229,11 +229,17 @@ func (w *world) doP(i int, a Action) {
 	case SendStatus:
 		ev := StatusHeard{Room: a.Room, Rank: a.Rank, Status: a.Status}
 		if a.Native {
-			ev.Epoch, ev.Cause = a.Epoch, a.Cause
+			ev.Epoch, ev.Cause, ev.Instance, ev.Seq = a.Epoch, a.Cause, w.inst[pEnd(i)], a.Seq
 		}
 		w.toD(i, a.Endpoint, ev)
+	case SendReceipt:
+		w.toD(i, a.Endpoint, ReceiptHeard{a.Room, a.Seq})
+	case SendQueued:
+		w.toD(i, a.Endpoint, QueuedHeard{w.inst[pEnd(i)], a.Rank, a.Rooms})
+	case SendGoodbye:
+		w.toD(i, a.Endpoint, GoodbyeHeard{w.inst[pEnd(i)], a.Cause})
 	case SendQuiescent:
-		w.toD(i, a.Endpoint, QuiescentHeard{a.Room, a.Epoch, a.Rank})
+		w.toD(i, a.Endpoint, QuiescentHeard{a.Room, a.Epoch, a.Rank, w.inst[pEnd(i)], a.Seq})
 	case SendRefused:
 		w.toD(i, a.Endpoint, StatusHeard{Room: a.Room, Epoch: a.Epoch, Rank: a.Rank, Status: room.Failed, Cause: a.Cause, Refused: true})
 	case SendAck:
@@ -303,9 +309,13 @@ func (w *world) doD(j int, a Action) {
 	case SendAbort:
 		ev := AbortHeard{Room: a.Room, Endpoint: me, Generation: a.Generation, HasGeneration: a.Generation != 0}
 		if native {
-			ev.Epoch, ev.Cause = a.Epoch, a.Cause
+			ev.Epoch, ev.Cause, ev.Seq = a.Epoch, a.Cause, a.Seq
 		}
 		w.toP(j, a.Endpoint, ev)
+	case SendReceipt:
+		w.toP(j, a.Endpoint, ReceiptHeard{a.Room, a.Seq})
+	case SendGoodbye:
+		w.toP(j, a.Endpoint, GoodbyeHeard{w.inst[me], a.Cause})
 	}
 }
 

@@ -2,7 +2,7 @@ package wire
 
 import "github.com/kvferry/kvferry/room"
 
-// NativeAck acknowledges a NativeStatus or a NativeAbort, in the other direction. Frames: KVFERRY, ACK, room, epoch, rank, seq.
+// NativeAck acknowledges a NativeStatus, a NativeQuiescent or a NativeAbort, in the other direction. Frames: KVFERRY, ACK, room, epoch, rank, seq.
 type NativeAck struct {
 	Room  room.ID
 	Epoch room.Epoch

@@ -23,6 +23,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer beat.Stop()
 	for {
 		w.beat.Store(time.Now().UnixNano())
+		for _, p := range w.prefills {
+			p.StillQueued()
+		}
 		w.start()
 		busy := step()
 		if busy && leave != nil && ctx.Err() == nil {

@@ -49,9 +49,30 @@ func (Dialect) ReadPrefill(frames [][]byte, from backend.From) (node.Event, *bac
 			return nil, nil, kind.String(), malformed(err)
 		}
 		endpoint := m.Addr.Endpoint()
-		return node.AbortHeard{Room: m.Room, Epoch: m.Epoch, Endpoint: endpoint, Cause: causeOf(m.Code, room.Decode, endpoint, m.Text)}, nil, kind.String(), nil
+		return node.AbortHeard{Room: m.Room, Epoch: m.Epoch, Endpoint: endpoint, Cause: causeOf(m.Code, room.Decode, endpoint, m.Text), Seq: m.Seq}, nil, kind.String(), nil
 	default:
-		return nil, nil, kind.String(), unused(kind)
+		ev, err := readBoth(kind, frames, room.Decode, from)
+		return ev, nil, kind.String(), err
+	}
+}
+
+// readBoth reads what either side may send; side is the sender's.
+func readBoth(kind wire.Kind, frames [][]byte, side room.Side, from backend.From) (node.Event, error) {
+	switch kind {
+	case wire.KindNativeAck:
+		m, err := wire.ParseNativeAck(frames)
+		if err != nil {
+			return nil, malformed(err)
+		}
+		return node.ReceiptHeard{Room: m.Room, Seq: m.Seq}, nil
+	case wire.KindNativeGoodbye:
+		m, err := wire.ParseNativeGoodbye(frames)
+		if err != nil {
+			return nil, malformed(err)
+		}
+		return node.GoodbyeHeard{Instance: from.Instance, Cause: causeOf(m.Code, side, from.Remote, m.Text)}, nil
+	default:
+		return nil, unused(kind)
 	}
 }
 
@@ -135,7 +156,7 @@ func (Dialect) ReadDecode(frames [][]byte, from backend.From) (node.Event, strin
 		if err != nil {
 			return nil, kind.String(), malformed(err)
 		}
-		ev := node.StatusHeard{Room: m.Room, Epoch: m.Epoch, Rank: m.Rank, Status: m.Status}
+		ev := node.StatusHeard{Room: m.Room, Epoch: m.Epoch, Rank: m.Rank, Status: m.Status, Instance: from.Instance, Seq: m.Seq}
 		if m.Status == room.Failed {
 			ev.Cause = causeOf(m.Code, room.Prefill, from.Remote, m.Text)
 		}
@@ -145,7 +166,13 @@ func (Dialect) ReadDecode(frames [][]byte, from backend.From) (node.Event, strin
 		if err != nil {
 			return nil, kind.String(), malformed(err)
 		}
-		return node.QuiescentHeard{Room: m.Room, Epoch: m.Epoch, Rank: m.Rank}, kind.String(), nil
+		return node.QuiescentHeard{Room: m.Room, Epoch: m.Epoch, Rank: m.Rank, Instance: from.Instance, Seq: m.Seq}, kind.String(), nil
+	case wire.KindNativeQueued:
+		m, err := wire.ParseNativeQueued(frames)
+		if err != nil {
+			return nil, kind.String(), malformed(err)
+		}
+		return node.QueuedHeard{Instance: from.Instance, Rank: m.Rank, Rooms: m.Rooms}, kind.String(), nil
 	case wire.KindNativeRefused:
 		m, err := wire.ParseNativeRefused(frames)
 		if err != nil {
@@ -153,7 +180,8 @@ func (Dialect) ReadDecode(frames [][]byte, from backend.From) (node.Event, strin
 		}
 		return node.StatusHeard{Room: m.Room, Epoch: m.Epoch, Rank: m.Rank, Status: room.Failed, Refused: true, Cause: causeOf(m.Code, room.Prefill, from.Remote, m.Text)}, kind.String(), nil
 	default:
-		return nil, kind.String(), unused(kind)
+		ev, err := readBoth(kind, frames, room.Prefill, from)
+		return ev, kind.String(), err
 	}
 }
 
@@ -207,7 +235,7 @@ func (Dialect) Metadata(a node.SendMetadata, self *backend.Introduction) [][]byt
 // Abort implements backend.Dialect.
 func (Dialect) Abort(a node.SendAbort, self *backend.Introduction) [][]byte {
 	if a.Native {
-		return wire.NativeAbort{Room: a.Room, Epoch: a.Epoch, Addr: addr(self), Code: a.Cause.Code, Text: a.Cause.Text}.AppendFrames(nil)
+		return wire.NativeAbort{Room: a.Room, Epoch: a.Epoch, Addr: addr(self), Seq: a.Seq, Code: a.Cause.Code, Text: a.Cause.Text}.AppendFrames(nil)
 	}
 	return wire.Abort{Room: a.Room, Addr: addr(self), Generation: a.Generation, HasGeneration: a.Generation != 0}.AppendFrames(nil)
 }
@@ -215,7 +243,7 @@ func (Dialect) Abort(a node.SendAbort, self *backend.Introduction) [][]byte {
 // Status implements backend.Dialect.
 func (Dialect) Status(a node.SendStatus) [][]byte {
 	if a.Native {
-		return wire.NativeStatus{Room: a.Room, Epoch: a.Epoch, Status: a.Status, Rank: a.Rank, Code: a.Cause.Code, Text: a.Cause.Text}.AppendFrames(nil)
+		return wire.NativeStatus{Room: a.Room, Epoch: a.Epoch, Status: a.Status, Rank: a.Rank, Seq: a.Seq, Code: a.Cause.Code, Text: a.Cause.Text}.AppendFrames(nil)
 	}
 	return wire.MooncakeStatus{Room: a.Room, Status: a.Status, Rank: a.Rank}.AppendFrames(nil)
 }
@@ -227,7 +255,22 @@ func (Dialect) Ack(a node.SendAck) [][]byte {
 
 // Quiescent implements backend.Dialect.
 func (Dialect) Quiescent(a node.SendQuiescent) [][]byte {
-	return wire.NativeQuiescent{Room: a.Room, Epoch: a.Epoch, Rank: a.Rank}.AppendFrames(nil)
+	return wire.NativeQuiescent{Room: a.Room, Epoch: a.Epoch, Rank: a.Rank, Seq: a.Seq}.AppendFrames(nil)
+}
+
+// Receipt implements backend.Dialect.
+func (Dialect) Receipt(a node.SendReceipt) [][]byte {
+	return wire.NativeAck{Room: a.Room, Epoch: a.Epoch, Rank: a.Rank, Seq: a.Seq}.AppendFrames(nil)
+}
+
+// Queued implements backend.Dialect.
+func (Dialect) Queued(a node.SendQueued) [][]byte {
+	return wire.NativeQueued{Rank: a.Rank, Rooms: a.Rooms}.AppendFrames(nil)
+}
+
+// Goodbye implements backend.Dialect.
+func (Dialect) Goodbye(a node.SendGoodbye) [][]byte {
+	return wire.NativeGoodbye{Code: a.Cause.Code, Text: a.Cause.Text}.AppendFrames(nil)
 }
 
 // Refused implements backend.Dialect.

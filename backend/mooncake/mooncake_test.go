@@ -67,8 +67,11 @@ func TestToPrefill(t *testing.T) {
 		"abort": {d.Abort(node.SendAbort{Room: id, Generation: 4, Cause: cause}, self), 5, foreign,
 			node.AbortHeard{Room: id, Endpoint: endpoint, Generation: 4, HasGeneration: true}},
 		"abort of nothing": {d.Abort(node.SendAbort{Room: id}, self), 4, foreign, node.AbortHeard{Room: id, Endpoint: endpoint}},
-		"native abort": {d.Abort(node.SendAbort{Native: true, Room: id, Epoch: 9, Generation: 4, Cause: cause}, self), 9, native,
-			node.AbortHeard{Room: id, Epoch: 9, Endpoint: endpoint, Cause: room.NewCause(room.ClientGone, room.Decode, endpoint, "left")}},
+		"native abort": {d.Abort(node.SendAbort{Native: true, Room: id, Epoch: 9, Generation: 4, Cause: cause, Seq: 6}, self), 9, native,
+			node.AbortHeard{Room: id, Epoch: 9, Endpoint: endpoint, Cause: room.NewCause(room.ClientGone, room.Decode, endpoint, "left"), Seq: 6}},
+		"receipt": {d.Receipt(node.SendReceipt{Room: id, Epoch: 9, Rank: 3, Seq: 6}), 6, native, node.ReceiptHeard{Room: id, Seq: 6}},
+		"goodbye": {d.Goodbye(node.SendGoodbye{Cause: cause}), 4, native,
+			node.GoodbyeHeard{Instance: native.Instance, Cause: room.NewCause(room.ClientGone, room.Decode, native.Remote, "left")}},
 	} {
 		ev, in, _, err := d.ReadPrefill(c.frames, c.from)
 		if err != nil || in != nil || !reflect.DeepEqual(ev, c.want) || len(c.frames) != c.n {
@@ -86,11 +89,15 @@ func TestToDecode(t *testing.T) {
 	}{
 		"success": {d.Status(node.SendStatus{Room: id, Status: room.Success, Rank: 3}), 3, node.StatusHeard{Room: id, Status: room.Success, Rank: 3}},
 		"failed":  {d.Status(node.SendStatus{Room: id, Status: room.Failed, Rank: 3, Cause: cause}), 3, node.StatusHeard{Room: id, Status: room.Failed, Rank: 3}},
-		"native failed": {d.Status(node.SendStatus{Native: true, Room: id, Epoch: 9, Status: room.Failed, Rank: 3, Cause: cause}), 9,
-			node.StatusHeard{Room: id, Epoch: 9, Status: room.Failed, Rank: 3, Cause: told}},
-		"native success": {d.Status(node.SendStatus{Native: true, Room: id, Epoch: 9, Status: room.Success, Rank: 3}), 9, node.StatusHeard{Room: id, Epoch: 9, Status: room.Success, Rank: 3}},
-		"ack":            {d.Ack(node.SendAck{Room: id, Rank: 3, Generation: 4}), 4, node.AckHeard{Room: id, Rank: 3, Generation: 4, HasGeneration: true}},
-		"quiescent":      {d.Quiescent(node.SendQuiescent{Room: id, Epoch: 9, Rank: 3}), 5, node.QuiescentHeard{Room: id, Epoch: 9, Rank: 3}},
+		"native failed": {d.Status(node.SendStatus{Native: true, Room: id, Epoch: 9, Status: room.Failed, Rank: 3, Cause: cause, Seq: 6}), 9,
+			node.StatusHeard{Room: id, Epoch: 9, Status: room.Failed, Rank: 3, Cause: told, Instance: native.Instance, Seq: 6}},
+		"native success": {d.Status(node.SendStatus{Native: true, Room: id, Epoch: 9, Status: room.Success, Rank: 3}), 9,
+			node.StatusHeard{Room: id, Epoch: 9, Status: room.Success, Rank: 3, Instance: native.Instance}},
+		"queued":    {d.Queued(node.SendQueued{Rank: 3, Rooms: []room.ID{id, 4}}), 5, node.QueuedHeard{Instance: native.Instance, Rank: 3, Rooms: []room.ID{id, 4}}},
+		"receipt":   {d.Receipt(node.SendReceipt{Room: id, Epoch: 9, Rank: 3, Seq: 6}), 6, node.ReceiptHeard{Room: id, Seq: 6}},
+		"goodbye":   {d.Goodbye(node.SendGoodbye{Cause: cause}), 4, node.GoodbyeHeard{Instance: native.Instance, Cause: told}},
+		"ack":       {d.Ack(node.SendAck{Room: id, Rank: 3, Generation: 4}), 4, node.AckHeard{Room: id, Rank: 3, Generation: 4, HasGeneration: true}},
+		"quiescent": {d.Quiescent(node.SendQuiescent{Room: id, Epoch: 9, Rank: 3, Seq: 6}), 6, node.QuiescentHeard{Room: id, Epoch: 9, Rank: 3, Instance: native.Instance, Seq: 6}},
 		"refused": {d.Refused(node.SendRefused{Room: id, Epoch: 9, Rank: 3, Cause: cause}), 7,
 			node.StatusHeard{Room: id, Epoch: 9, Status: room.Failed, Rank: 3, Refused: true, Cause: told}},
 	} {
