@@ -119,13 +119,14 @@ func (q *request) attempt() *failure {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(q.r.Context()))
 	stop := context.AfterFunc(q.r.Context(), cancel)
 	legs := make(chan leg, 2)
-	q.watch = &watch{g: q.g}
-	q.watch.touch()
-	q.watch.owes[0].Store(p)
-	q.watch.owes[1].Store(d)
+	own := &watch{g: q.g} // q.watch is the next attempt's before this one's goroutines have all begun
+	q.watch = own
+	own.touch()
+	own.owes[0].Store(p)
+	own.owes[1].Store(d)
 	watching, unwatch := context.WithCancel(ctx)
 	defer unwatch()
-	q.g.wg.Go(func() { q.watch.run(watching, cancel) })
+	q.g.wg.Go(func() { own.run(watching, cancel) })
 	var wg sync.WaitGroup
 	send := func(side room.Side, c *candidate) {
 		c.running.Add(1)
@@ -134,9 +135,9 @@ func (q *request) attempt() *failure {
 			l := q.leg(ctx, side, c, body)
 			if side == room.Prefill {
 				c.running.Add(-1)
-				q.watch.answered(side)
+				own.answered(side)
 			}
-			q.watch.touch()
+			own.touch()
 			legs <- l
 			wg.Done()
 		})
@@ -145,7 +146,7 @@ func (q *request) attempt() *failure {
 	send(room.Decode, d)
 	fail := q.meet(cancel, legs, d, id)
 	d.running.Add(-1)
-	if c := q.watch.silent.Load(); c != nil && fail != nil {
+	if c := own.silent.Load(); c != nil && fail != nil {
 		fail.side, fail.cause, fail.resp = c.Side, *c, nil
 	}
 	if fail == nil && stop() {
