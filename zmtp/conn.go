@@ -96,8 +96,8 @@ func (c *conn) cause() error {
 	return c.failed
 }
 
-// serve runs the connection until it ends. onUp is called once READY is in, before any message can flow; deliver takes the messages, in a slice that is used again.
-// It returns whether the connection was up, and the cause of its end.
+// serve runs the connection until it ends. onUp is called once READY is in, before any message can flow; deliver takes the messages, in a
+// slice that is used again. It returns whether the connection was up, and the cause of its end.
 func (c *conn) serve(onUp func(), deliver func([]message) error) (wasUp bool, cause error) {
 	writer := make(chan struct{})
 	c.control(appendGreeting(nil))

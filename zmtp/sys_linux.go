@@ -20,14 +20,23 @@ type rawConn struct {
 	err error
 }
 
-// newRawConn returns nil for a connection that is no socket.
-func newRawConn(nc net.Conn) *rawConn {
+// rawOf returns nil for a connection that is no socket.
+func rawOf(nc net.Conn) syscall.RawConn {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
 		return nil
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+// newRawConn returns nil for a connection that is no socket.
+func newRawConn(nc net.Conn) *rawConn {
+	raw := rawOf(nc)
+	if raw == nil {
 		return nil
 	}
 	r := &rawConn{raw: raw}
@@ -75,12 +84,8 @@ type spinReader struct {
 
 // newSpinReader returns nil for a connection that is no socket.
 func newSpinReader(nc net.Conn) *spinReader {
-	sc, ok := nc.(syscall.Conn)
-	if !ok {
-		return nil
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
+	raw := rawOf(nc)
+	if raw == nil {
 		return nil
 	}
 	r := &spinReader{raw: raw}
