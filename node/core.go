@@ -165,12 +165,16 @@ func (c *core) arm(id room.ID, kind timerKind, after time.Duration) uint64 {
 	return c.seq
 }
 
-// due pops the next deadline that has passed.
+// due pops the next deadline of a room that has passed, and repeats the letters that come before it.
 func (c *core) due() (timer, bool) {
-	if len(c.timers) == 0 || c.timers[0].at.After(c.now) {
-		return timer{}, false
+	for len(c.timers) > 0 && !c.timers[0].at.After(c.now) {
+		t := heap.Pop(&c.timers).(timer)
+		if t.kind != timerRepeat {
+			return t, true
+		}
+		c.repeat(t.stamp)
 	}
-	return heap.Pop(&c.timers).(timer), true
+	return timer{}, false
 }
 
 // ---- peers
@@ -250,6 +254,17 @@ func (c *core) connected(p *peer, id room.InstanceID) (again bool) {
 	again = p.broke && p.known && p.instance == id
 	p.up, p.broke, p.lost, p.known, p.instance, p.heard, p.suspect = true, false, false, true, id, c.now, false
 	return again
+}
+
+// left notes the goodbye of an instance and returns the rooms of its peers.
+func (c *core) left(ev GoodbyeHeard) (rooms []room.ID) {
+	for _, p := range c.order {
+		if p.native() && p.instance == ev.Instance {
+			p.leaving = true
+			rooms = append(rooms, p.rooms.list...)
+		}
+	}
+	return rooms
 }
 
 // farewell sends goodbye to every native peer.

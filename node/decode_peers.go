@@ -77,10 +77,6 @@ func (n *Decode) tick() {
 		if !ok {
 			break
 		}
-		if t.kind == timerRepeat {
-			n.repeat(t.stamp)
-			continue
-		}
 		r := n.rooms[t.room]
 		if r == nil {
 			continue
@@ -137,13 +133,9 @@ func (n *Decode) acknowledge(inst room.InstanceID, rank int, id room.ID, e room.
 
 // goodbye fails the rooms of an instance that is about to end; its connection's end will say more.
 func (n *Decode) goodbye(ev GoodbyeHeard) {
-	for _, p := range n.order {
-		if p.instance != ev.Instance || !p.native() {
-			continue
-		}
-		p.leaving = true
-		for _, id := range slices.Clone(p.rooms.list) {
-			n.conclude(n.rooms[id], room.Failed, ev.Cause)
+	for _, id := range n.left(ev) {
+		if r := n.rooms[id]; r != nil { // an instance may have several ranks in a room
+			n.conclude(r, room.Failed, ev.Cause)
 		}
 	}
 }

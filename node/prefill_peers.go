@@ -75,10 +75,6 @@ func (n *Prefill) tick() {
 		if !ok {
 			break
 		}
-		if t.kind == timerRepeat {
-			n.repeat(t.stamp)
-			continue
-		}
 		r := n.rooms[t.room]
 		if r == nil {
 			continue
@@ -111,15 +107,9 @@ func (n *Prefill) tick() {
 
 // goodbye fails what a decode instance that is about to end still wants.
 func (n *Prefill) goodbye(ev GoodbyeHeard) {
-	for _, p := range n.order {
-		if p.instance != ev.Instance || !p.native() {
-			continue
-		}
-		p.leaving = true
-		for _, id := range slices.Clone(p.rooms.list) {
-			if r := n.rooms[id]; !r.status.Terminal() {
-				n.conclude(r, room.Failed, ev.Cause)
-			}
+	for _, id := range n.left(ev) {
+		if r := n.rooms[id]; r != nil && !r.status.Terminal() {
+			n.conclude(r, room.Failed, ev.Cause)
 		}
 	}
 }
