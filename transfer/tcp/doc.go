@@ -28,7 +28,6 @@
 // # Goroutines
 //
 // Two accept; one per connection serves it; one closes connections that nobody uses. A batch has one goroutine, one more for its second
-// connection, and one per connection that reads statuses while it writes, unless that is so small that the target takes it whole and is native;
-// with a target of version 1, up to eight. Close ends and waits for
-// all of them. Locks: Engine.mu before peer.mu; no lock is held while anything is sent, received or waited for.
+// connection, and one per connection that reads statuses while it writes, unless that is so small that the target takes it whole and is
+// native; with a target of version 1, up to eight. Close ends and waits for all of them. Locks: Engine.mu before peer.mu; no lock is held while anything is sent, received or waited for.
 package tcp
