@@ -92,7 +92,17 @@ func (p *Pull) Endpoint() string { return "tcp://" + p.advertise }
 // Recv waits for the next message until ctx ends. Connections take turns; the messages of one connection come in order, and may come after
 // its Down event. What a Push sends on a new connection may come between messages that still wait from its old one. Several goroutines may
 // receive. Errors: ErrClosed; ctx's cause.
-func (p *Pull) Recv(ctx context.Context) (Message, error) { return p.inbox.get(ctx) }
+func (p *Pull) Recv(ctx context.Context) (Message, error) {
+	var m [1]Message
+	_, err := p.inbox.get(ctx, m[:])
+	return m[0], err
+}
+
+// RecvMany is Recv for who can use several messages at once: it waits for the first, and takes as many as are there already, at most
+// len(into), which must not be 0. into[:n] is the caller's.
+func (p *Pull) RecvMany(ctx context.Context, into []Message) (n int, err error) {
+	return p.inbox.get(ctx, into)
+}
 
 // Queued returns the number of messages that wait to be received, and the memory that they and incomplete large messages take.
 func (p *Pull) Queued() (messages, bytes int) { return p.inbox.length() }

@@ -89,6 +89,9 @@ func (p *Push) TrySend(frames ...[]byte) error {
 	return err
 }
 
+// TrySendAll is TrySend for several messages, which go out together. It stops at the first that can't be queued, and returns how many were.
+func (p *Push) TrySendAll(messages ...[][]byte) (n int, err error) { return p.queue.putAll(messages) }
+
 // Peer returns the other end of the latest connection that was up (nil: none was yet), and whether that connection still stands.
 func (p *Push) Peer() (peer *Peer, connected bool) {
 	peer = p.peer.Load()

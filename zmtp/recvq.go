@@ -17,23 +17,36 @@ type fifo[T any] struct {
 	n    int
 }
 
-func (f *fifo[T]) push(v T) {
-	if f.n == len(f.ring) {
-		ring := make([]T, max(4, 2*f.n))
+func (f *fifo[T]) push(v ...T) {
+	size := max(4, len(f.ring)) // a power of two
+	for size < f.n+len(v) {
+		size *= 2
+	}
+	if size > len(f.ring) {
+		ring := make([]T, size)
 		k := copy(ring, f.ring[f.head:])
 		copy(ring[k:], f.ring[:f.head])
 		f.ring, f.head = ring, 0
 	}
-	f.ring[(f.head+f.n)&(len(f.ring)-1)] = v // the length is a power of two
-	f.n++
+	end := (f.head + f.n) & (size - 1)
+	k := copy(f.ring[end:], v)
+	copy(f.ring, v[k:])
+	f.n += len(v)
+}
+
+// front is a part of the queue from its head on, at most n elements.
+func (f *fifo[T]) front(n int) []T { return f.ring[f.head:min(f.head+n, f.head+f.n, len(f.ring))] }
+
+// drop takes the first n elements away, which are in front.
+func (f *fifo[T]) drop(n int) {
+	clear(f.ring[f.head : f.head+n])
+	f.head = (f.head + n) & (len(f.ring) - 1)
+	f.n -= n
 }
 
 func (f *fifo[T]) pop() T {
-	var zero T
 	v := f.ring[f.head]
-	f.ring[f.head] = zero
-	f.head = (f.head + 1) & (len(f.ring) - 1)
-	f.n--
+	f.drop(1)
 	return v
 }
 
@@ -139,16 +152,18 @@ func (q *inbox) enqueue(l *lane, ms []message) {
 	if len(ms) == 0 {
 		return
 	}
-	for _, m := range ms {
-		full := l.msgs.n >= q.limits.QueueMessages || l.bytes >= q.limits.QueueBytes
-		l.msgs.push(m)
-		l.bytes += m.cost
-		l.partial -= m.reserved
-		q.used += m.cost - m.reserved
-		if full {
-			l.over += m.cost
-		}
+	cost, reserved := 0, 0
+	for i := range ms {
+		cost += ms[i].cost
+		reserved += ms[i].reserved
 	}
+	if l.msgs.n >= q.limits.QueueMessages || l.bytes >= q.limits.QueueBytes {
+		l.over += cost
+	}
+	l.msgs.push(ms...)
+	l.bytes += cost
+	l.partial -= reserved
+	q.used += cost - reserved
 	q.queued += len(ms)
 	if !l.listed {
 		l.listed = true
@@ -241,21 +256,23 @@ func (q *inbox) evict() {
 	}
 }
 
-// get takes the next message.
-func (q *inbox) get(ctx context.Context) (Message, error) {
+// get waits for messages, and takes at least one and at most len(into) of them.
+func (q *inbox) get(ctx context.Context, into []Message) (n int, err error) {
 	for {
 		q.mu.Lock()
 		if q.closed {
 			q.mu.Unlock()
-			return Message{}, ErrClosed
+			return 0, ErrClosed
 		}
 		if q.active.n > 0 {
-			m := q.next()
+			for n < len(into) && q.active.n > 0 {
+				n += q.next(into[n:])
+			}
 			if q.active.n > 0 && q.waiters > 0 {
 				q.signal()
 			}
 			q.mu.Unlock()
-			return m, nil
+			return n, nil
 		}
 		if q.hot != nil && !q.hot.reading && ctx.Err() == nil {
 			q.borrow(ctx)
@@ -264,7 +281,6 @@ func (q *inbox) get(ctx context.Context) (Message, error) {
 		}
 		q.waiters++
 		q.mu.Unlock()
-		var err error
 		select {
 		case <-q.wake:
 		case <-q.done:
@@ -278,18 +294,28 @@ func (q *inbox) get(ctx context.Context) (Message, error) {
 		}
 		q.mu.Unlock()
 		if err != nil {
-			return Message{}, err
+			return 0, err
 		}
 	}
 }
 
-// next pops a message from the lane whose turn it is.
-func (q *inbox) next() Message {
+// next takes a message from the lane whose turn it is, or several if no other has any.
+func (q *inbox) next(into []Message) (n int) {
 	l := q.active.pop()
-	m := l.msgs.pop()
-	l.bytes -= m.cost
-	q.used -= m.cost
-	q.queued--
+	if q.active.n > 0 {
+		into = into[:1]
+	}
+	ms := l.msgs.front(len(into))
+	cost := 0
+	for i := range ms {
+		into[i] = Message{Frames: ms[i].frames, Peer: l.conn.peer}
+		cost += ms[i].cost
+	}
+	n = len(ms)
+	l.msgs.drop(n)
+	l.bytes -= cost
+	q.used -= cost
+	q.queued -= n
 	if l.msgs.n > 0 {
 		q.active.push(l)
 	} else {
@@ -305,7 +331,7 @@ func (q *inbox) next() Message {
 		}
 	}
 	q.freed()
-	return Message{Frames: m.frames, Peer: l.conn.peer}
+	return n
 }
 
 // freed wakes those who wait for memory, at half, so that they don't come back for each message.

@@ -2,6 +2,7 @@ package zmtp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -115,16 +116,50 @@ func (q *sendQueue) check(frames [][]byte) (cost, size int, err error) {
 func (q *sendQueue) put(frames [][]byte, cost, size int, wait bool) (room <-chan struct{}, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
-		return nil, ErrClosed
-	}
-	if q.messages >= q.limits.QueueMessages || q.bytes+cost > q.limits.QueueBytes {
-		if wait && q.room == nil {
+	idle := q.head == len(q.chunks) && !q.busy
+	if err := q.add(frames, cost, size); err != nil {
+		if wait && q.room == nil && errors.Is(err, ErrQueueFull) {
 			q.room = make(chan struct{})
 		}
-		return q.room, ErrQueueFull
+		return q.room, err
 	}
+	if idle {
+		q.ship(size <= packMax)
+	}
+	return nil, nil
+}
+
+// putAll queues messages until one fails, and returns how many it has queued.
+func (q *sendQueue) putAll(messages [][][]byte) (n int, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	idle := q.head == len(q.chunks) && !q.busy
+	small := true
+	for _, frames := range messages {
+		var cost, size int
+		if cost, size, err = q.check(frames); err == nil {
+			err = q.add(frames, cost, size)
+		}
+		if err != nil {
+			break
+		}
+		small = small && size <= packMax
+		n++
+	}
+	if idle && n > 0 {
+		q.ship(small)
+	}
+	return n, err
+}
+
+// add appends a message to what is queued.
+func (q *sendQueue) add(frames [][]byte, cost, size int) error {
+	if q.closed {
+		return ErrClosed
+	}
+	if q.messages >= q.limits.QueueMessages || q.bytes+cost > q.limits.QueueBytes {
+		return ErrQueueFull
+	}
 	if size <= packMax {
 		c := q.tail(size)
 		c.buf = appendMessage(c.buf, frames)
@@ -136,15 +171,16 @@ func (q *sendQueue) put(frames [][]byte, cost, size int, wait bool) (room <-chan
 	}
 	q.messages++
 	q.bytes += cost
-	if !idle {
-		return nil, nil // whoever writes takes it next
-	}
-	if q.raw != nil && size <= packMax && time.Since(q.lastWrite) >= directAfter && q.conn.controlSent() {
+	return nil
+}
+
+// ship has the queue written that was empty, by the caller if it may. Else whoever writes takes what has come next.
+func (q *sendQueue) ship(small bool) {
+	if q.raw != nil && small && time.Since(q.lastWrite) >= directAfter && q.conn.controlSent() {
 		q.writeDirect()
 	} else {
 		q.signal()
 	}
-	return nil, nil
 }
 
 // writeDirect writes what is queued, as far as the kernel takes it at once. Called and returns with the lock held; gives it up meanwhile.

@@ -330,3 +330,43 @@ func TestFirstMessageComesAfterReady(t *testing.T) {
 		}
 	}
 }
+
+// Several messages at a time keep their order and stay within what was asked for; one that can't be sent ends a batch, and what was before it
+// arrives.
+func TestSeveralAtATime(t *testing.T) {
+	ctx := testContext(t)
+	pull := listen(t, Config{})
+	push := dial(t, pull.Endpoint(), Config{})
+	const total = 1000
+	for i := 0; i < total; {
+		var batch [][][]byte
+		for k := i; k < min(total, i+i%7+1); k++ {
+			batch = append(batch, frames("message", strconv.Itoa(k)))
+		}
+		good := len(batch)
+		if i%3 == 0 {
+			batch = append(batch, nil, frames("never sent"))
+		}
+		n, err := push.TrySendAll(batch...)
+		if n != good || errors.Is(err, ErrTooLarge) != (i%3 == 0) {
+			t.Fatalf("%d of %d messages queued, %v", n, good, err)
+		}
+		i += n
+	}
+	into := make([]Message, 10)
+	for i := 0; i < total; {
+		n, err := pull.RecvMany(ctx, into[:1+i%len(into)])
+		if err != nil || n < 1 || n > 1+i%len(into) {
+			t.Fatalf("%d messages, %v", n, err)
+		}
+		for _, m := range into[:n] {
+			if !equalFrames(m.Frames, frames("message", strconv.Itoa(i))) {
+				t.Fatalf("message %d is %q", i, m.Frames)
+			}
+			i++
+		}
+	}
+	if n, err := push.TrySendAll(); n != 0 || err != nil {
+		t.Errorf("no messages: %d, %v", n, err)
+	}
+}
