@@ -106,6 +106,19 @@ type Handle interface {
 	Cancel()
 }
 
+// WhenSettled calls f once h has settled: on a goroutine of the engine or of the caller, without a lock, and without one more goroutine where
+// the engine's handles can do that. f must not block.
+func WhenSettled(h Handle, f func()) {
+	if w, ok := h.(interface{ WhenSettled(f func()) }); ok {
+		w.WhenSettled(f)
+		return
+	}
+	go func() {
+		<-h.Settled()
+		f()
+	}()
+}
+
 // Engine moves bytes.
 type Engine interface {
 	// Name is what peers dial and cache, ending in a colon and a decimal port; fresh for each incarnation.

@@ -20,9 +20,11 @@ type handle struct {
 	stopped atomic.Bool // nothing more is begun; what is under way ends by itself
 	loose   atomic.Bool // requests were sent whose answers have not come
 
-	mu  sync.Mutex
-	err error
-	end bool // done is closed
+	mu    sync.Mutex
+	err   error
+	end   bool   // done is closed
+	quiet bool   // settled is closed
+	tell  func() // when it is
 }
 
 func (h *handle) Answered() bool { return !h.loose.Load() }
@@ -37,6 +39,28 @@ func (h *handle) Err() error {
 }
 
 func (h *handle) Cancel() { h.fail(transfer.ErrCanceled) }
+
+// WhenSettled calls f when the batch has settled. One caller may use it.
+func (h *handle) WhenSettled(f func()) {
+	h.mu.Lock()
+	if !h.quiet {
+		h.tell = f
+		f = func() {}
+	}
+	h.mu.Unlock()
+	f()
+}
+
+func (h *handle) settle() {
+	h.mu.Lock()
+	h.quiet = true
+	close(h.settled)
+	f := h.tell
+	h.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
 
 // conclude makes err the outcome if there is none yet.
 func (h *handle) conclude(err error) {
@@ -72,8 +96,7 @@ func (e *Engine) Write(name string, batch []transfer.Fragment) (transfer.Handle,
 	h := &handle{done: make(chan struct{}), settled: make(chan struct{})}
 	h.ctx, h.cancel = context.WithCancel(e.ctx)
 	list := split(batch)
-	go func() { // counted in by enter
-		defer p.leave()
+	e.spawn(func() {
 		if len(list) > 0 {
 			p.carry(h, list)
 		}
@@ -82,9 +105,39 @@ func (e *Engine) Write(name string, batch []transfer.Fragment) (transfer.Handle,
 		}
 		h.conclude(nil)
 		h.cancel()
-		close(h.settled)
-	}()
+		h.settle()
+		p.leave() // was counted in by enter
+	})
 	return h, nil
+}
+
+// maxHands is how many goroutines of batches are kept when they have nothing to do: a new one begins by growing its stack.
+const maxHands = 16
+
+// spawn runs f on a goroutine that is free, or on a new one. The caller is counted in by enter.
+func (e *Engine) spawn(f func()) {
+	select {
+	case e.jobs <- f:
+	default:
+		e.wg.Go(func() {
+			for f != nil {
+				f()
+				f = e.job()
+			}
+		})
+	}
+}
+
+// job waits for something to do; nil: enough others wait, or the engine is closed.
+func (e *Engine) job() (f func()) {
+	if e.waiting.Add(1) <= maxHands {
+		select {
+		case f = <-e.jobs:
+		case <-e.ctx.Done():
+		}
+	}
+	e.waiting.Add(-1)
+	return f
 }
 
 // carry writes the parts of a batch.

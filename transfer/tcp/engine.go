@@ -112,6 +112,9 @@ type Engine struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
+	jobs    chan func()  // for the goroutines that wait for one
+	waiting atomic.Int64 // so many
+
 	mu     sync.Mutex
 	peers  map[string]*peer
 	closed bool
@@ -139,7 +142,7 @@ func New(ctx context.Context, cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{cfg: cfg, space: space.New(), peers: map[string]*peer{}}
+	e := &Engine{cfg: cfg, space: space.New(), peers: map[string]*peer{}, jobs: make(chan func())}
 	if e.control, err = listen(ctx, cfg.Bind, cfg.Port, cfg.MaxConns); err != nil {
 		return nil, fmt.Errorf("control port: %w", err)
 	}

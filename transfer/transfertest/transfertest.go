@@ -302,7 +302,17 @@ func (s *suite) start(from transfer.Engine, to string, batch ...transfer.Fragmen
 func (s *suite) end(h transfer.Handle) error {
 	s.Helper()
 	s.wait("Done", h.Done())
+	told := make(chan struct{})
+	transfer.WhenSettled(h, func() {
+		select {
+		case <-h.Settled():
+		default:
+			s.Error("WhenSettled calls before the batch has settled")
+		}
+		close(told)
+	})
 	s.wait("Settled", h.Settled())
+	s.wait("WhenSettled", told)
 	return h.Err()
 }
 
