@@ -22,6 +22,7 @@ type Decode struct {
 	cfg    DecodeConfig
 	mem    *memory
 	self   *backend.Introduction
+	routes routes
 	leases map[room.Epoch]transfer.Lease // by the life of the room; under mu
 }
 
@@ -62,7 +63,7 @@ func NewDecode(ctx context.Context, cfg DecodeConfig) (*Decode, error) {
 		return nil, err
 	}
 	r.act = d.carry
-	r.start(d.receive)
+	r.start(d.read)
 	return d, nil
 }
 
@@ -104,6 +105,10 @@ func (d *Decode) Open(id room.ID, p Peer) (*Receiver, error) {
 	if err := d.enter(&rx.half, node.OpenReceive{Room: id, Epoch: rx.epoch}); err != nil {
 		return nil, err
 	}
+	if route, ok := d.routes.get(p); ok {
+		_ = d.stepFor(&rx.half, node.Routed{Room: id, Targets: route.Targets}) // a room that is gone needs no route
+		return rx, nil
+	}
 	ctx, cancel := context.WithCancel(d.ctx)
 	rx.whenDone(cancel)
 	d.wg.Go(func() {
@@ -113,6 +118,7 @@ func (d *Decode) Open(id room.ID, p Peer) (*Receiver, error) {
 			rx.Abort(causeOfRoute(err, p.Bootstrap))
 			return
 		}
+		d.routes.keep(p, route)
 		_ = d.stepFor(&rx.half, node.Routed{Room: id, Targets: route.Targets})
 	})
 	return rx, nil
@@ -150,16 +156,7 @@ func (d *Decode) carry(a node.Action) {
 	case node.OpenLease:
 		d.openLease(a)
 	case node.SealLease:
-		l := d.leases[a.Epoch]
-		if l == nil { // it could not be opened
-			d.wg.Go(func() { _ = d.step(node.LeaseIdle(a)) })
-			return
-		}
-		l.Seal()
-		d.wg.Go(func() {
-			<-l.Idle()
-			_ = d.step(node.LeaseIdle(a))
-		})
+		d.seal(a)
 	case node.RetireLease:
 		if l := d.leases[a.Epoch]; l != nil {
 			delete(d.leases, a.Epoch)
@@ -168,14 +165,34 @@ func (d *Decode) carry(a node.Action) {
 	}
 }
 
-// receive reads one control message.
-func (d *Decode) receive(m zmtp.Message) {
-	ev, kind, err := d.cfg.Dialect.ReadDecode(m.Frames, backend.From{Instance: instanceOf(m.Peer), Remote: m.Peer.Remote().String()})
+// read reads one control message.
+func (d *Decode) read(m zmtp.Message, from backend.From) received {
+	ev, kind, err := d.cfg.Dialect.ReadDecode(m.Frames, from)
 	if err != nil {
 		d.unwanted(kind, err, m.Peer)
+		return received{}
+	}
+	return received{ev: ev}
+}
+
+// seal ends the admission of writes to a room's items, and tells the node when no reader is inside them; mostly none is.
+func (d *Decode) seal(a node.SealLease) {
+	idle := node.LeaseIdle(a)
+	l := d.leases[a.Epoch]
+	if l == nil { // it could not be opened
+		d.next = append(d.next, idle)
 		return
 	}
-	_ = d.step(ev)
+	l.Seal()
+	select {
+	case <-l.Idle():
+		d.next = append(d.next, idle)
+	default:
+		d.wg.Go(func() {
+			<-l.Idle()
+			_ = d.step(idle)
+		})
+	}
 }
 
 // virtual renumbers slots of a pool for a generation.
@@ -189,9 +206,7 @@ func virtual(list []int32, generation uint32, pool int) []int32 {
 
 // openLease admits writes to a room's items. It runs under mu.
 func (d *Decode) openLease(a node.OpenLease) {
-	g := transfer.Grant{Generation: a.Generation, OnCovered: func() {
-		d.wg.Go(func() { _ = d.step(node.Covered{Room: a.Room, Epoch: a.Epoch}) })
-	}}
+	g := transfer.Grant{Generation: a.Generation, OnCovered: func() { _ = d.step(node.Covered{Room: a.Room, Epoch: a.Epoch}) }}
 	for _, r := range d.mem.kv {
 		g.Windows = append(g.Windows, transfer.Window{Region: r, Items: a.Pages})
 	}
@@ -207,9 +222,7 @@ func (d *Decode) openLease(a node.OpenLease) {
 	}
 	l, err := d.cfg.Engine.Open(g)
 	if err != nil {
-		d.wg.Go(func() {
-			_ = d.step(node.Fail{Room: a.Room, Cause: room.NewCause(room.Invalid, room.Decode, "", err.Error())})
-		})
+		d.next = append(d.next, node.Fail{Room: a.Room, Cause: room.NewCause(room.Invalid, room.Decode, "", err.Error())})
 		return
 	}
 	d.leases[a.Epoch] = l

@@ -8,6 +8,8 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/kvferry/kvferry/backend"
 	"github.com/kvferry/kvferry/kvlayout"
@@ -22,7 +24,39 @@ type Peer struct {
 }
 
 // Route is the prefill ranks that serve a decode rank.
-type Route struct{ Targets []node.Target }
+type Route struct {
+	Targets []node.Target // not changed any more
+	Until   time.Time     // up to when the route serves any room of the Peer it was asked for; zero: the one room
+}
+
+// routes is what a decode rank keeps of its directory's answers. The zero value works; it is safe for concurrent use.
+type routes struct {
+	mu    sync.Mutex
+	known map[Peer]Route
+}
+
+func (r *routes) get(p Peer) (Route, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	route, ok := r.known[p]
+	if ok && time.Now().After(route.Until) {
+		delete(r.known, p)
+		return Route{}, false
+	}
+	return route, ok
+}
+
+func (r *routes) keep(p Peer, route Route) {
+	if route.Until.IsZero() {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.known == nil || len(r.known) >= maxCache {
+		r.known = map[Peer]Route{}
+	}
+	r.known[p] = route
+}
 
 // Directory finds prefill ranks. Find may take as long as ctx allows; it is never called on the path of other rooms. It is safe for
 // concurrent use. Errors that wrap kvlayout.ErrIncompatible refuse the pair.

@@ -382,3 +382,32 @@ func TestAnIncompatiblePairIsRefusedWithBothValues(t *testing.T) {
 	}
 	x.empty(x.halves(tx, rx))
 }
+
+func TestRoutesAreKeptWhileTheyHold(t *testing.T) {
+	var r routes
+	route := func(life time.Duration) Route {
+		return Route{Targets: []node.Target{{Rank: 7}}, Until: time.Now().Add(life)}
+	}
+	r.keep(Peer{Bootstrap: "one room only"}, Route{Targets: []node.Target{{Rank: 1}}})
+	r.keep(Peer{Bootstrap: "over"}, route(-time.Second))
+	r.keep(Peer{Bootstrap: "holds", DPRank: 1}, route(time.Hour))
+	for _, c := range []struct {
+		peer Peer
+		want bool
+	}{
+		{Peer{Bootstrap: "unknown"}, false}, {Peer{Bootstrap: "one room only"}, false}, {Peer{Bootstrap: "over"}, false},
+		{Peer{Bootstrap: "holds"}, false}, {Peer{Bootstrap: "holds", DPRank: 1}, true},
+	} {
+		if got, ok := r.get(c.peer); ok != c.want || ok && got.Targets[0].Rank != 7 {
+			t.Errorf("%+v: %+v, %v, want %v", c.peer, got, ok, c.want)
+		}
+	}
+	if len(r.known) != 1 {
+		t.Errorf("%d routes are kept, want 1", len(r.known))
+	}
+	for i := range 3 * maxCache {
+		if r.keep(Peer{DPRank: i}, route(time.Hour)); len(r.known) > maxCache {
+			t.Fatalf("%d routes are kept, the limit is %d", len(r.known), maxCache)
+		}
+	}
+}

@@ -106,6 +106,9 @@ func (l *Lookup) find(ctx context.Context, e *learnt, id room.ID, p Peer, own kv
 		return Route{}, err
 	}
 	var r Route
+	if p.DPRank >= 0 || e.dpSize() == 1 {
+		r.Until = e.at.Add(lookupLife)
+	}
 	for _, t := range m.Targets {
 		a, err := l.address(ctx, e, p.Bootstrap, dp, t)
 		if err != nil {
@@ -144,11 +147,16 @@ func accept(t registry.Topology, own kvlayout.Geometry) error {
 	return registry.CheckCompatible(t, registry.Own{PageSize: own.PageSize, DType: own.DType, Layout: &layout, TP: own.TP, PP: own.PP, MLA: own.MLA})
 }
 
-func (l *Lookup) dpRank(ctx context.Context, e *learnt, id room.ID, p Peer) (int, error) {
-	size, follow := e.top.DPSize, e.top.FollowRoom
+// dpSize is the instance's number of data-parallel ranks.
+func (e *learnt) dpSize() int {
 	if e.info != nil {
-		size, follow = max(1, e.info.DPSize), true
+		return max(1, e.info.DPSize)
 	}
+	return e.top.DPSize
+}
+
+func (l *Lookup) dpRank(ctx context.Context, e *learnt, id room.ID, p Peer) (int, error) {
+	size, follow := e.dpSize(), e.info != nil || e.top.FollowRoom
 	switch {
 	case p.DPRank >= size:
 		return 0, fmt.Errorf("%w: DP rank %d, want below %d", registry.ErrInvalid, p.DPRank, size)

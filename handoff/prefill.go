@@ -42,8 +42,7 @@ type flight struct {
 	canceled bool
 }
 
-// NewPrefill binds the rank's control socket and starts its goroutines: one that receives, one that ticks, and one for each write under
-// way. The engine and the memory stay the caller's and must outlive Close.
+// NewPrefill binds the rank's control socket and starts its goroutines: one that receives and one that ticks. The engine and the memory stay the caller's and must outlive Close.
 func NewPrefill(ctx context.Context, cfg PrefillConfig) (*Prefill, error) {
 	mem, err := measure(cfg.Memory)
 	if err != nil {
@@ -58,7 +57,7 @@ func NewPrefill(ctx context.Context, cfg PrefillConfig) (*Prefill, error) {
 	}
 	p := &Prefill{rank: r, cfg: cfg, mem: mem, plans: map[string]*plan{}, writes: map[node.WriteID]*flight{}}
 	r.act = p.carry
-	r.start(p.receive)
+	r.start(p.read)
 	return p, nil
 }
 
@@ -138,17 +137,15 @@ func (tx *Sender) Chunk(c Chunk) error {
 	return nil
 }
 
-// receive reads one control message.
-func (p *Prefill) receive(m zmtp.Message) {
-	from := backend.From{Instance: instanceOf(m.Peer), Remote: m.Peer.Remote().String()}
+// read reads one control message.
+func (p *Prefill) read(m zmtp.Message, from backend.From) received {
 	ev, in, kind, err := p.cfg.Dialect.ReadPrefill(m.Frames, from)
 	if err != nil {
 		p.unwanted(kind, err, m.Peer)
-		return
+		return received{}
 	}
 	if in == nil {
-		_ = p.step(ev)
-		return
+		return received{ev: ev}
 	}
 	reg := node.Registration{Session: in.Session, Endpoint: endpointOf(in.Host, in.Port), Instance: from.Instance}
 	pl, err := newPlan(p.cfg.Geometry, p.mem, in)
@@ -156,10 +153,7 @@ func (p *Prefill) receive(m zmtp.Message) {
 		reg.Refused = err.Error()
 		p.log.Warn("a decode rank can't be served", "session", in.Session, "peer", reg.Endpoint, "error", err)
 	}
-	p.under(func() {
-		p.plans[in.Session] = pl
-		_ = p.locked(reg)
-	})
+	return received{ev: reg, prepare: func() { p.plans[in.Session] = pl }}
 }
 
 // carry does the actions that only prefill has. It runs under mu.
@@ -169,7 +163,14 @@ func (p *Prefill) carry(a node.Action) {
 		f := &flight{}
 		p.writes[a.Write] = f
 		pl := p.plans[a.Session]
-		p.wg.Go(func() { p.write(f, pl, a) })
+		p.wg.Add(1) // until it is reported
+		p.after = append(p.after, func() {
+			if len(a.Src) > inlinePages {
+				go p.write(f, pl, a)
+			} else {
+				p.write(f, pl, a)
+			}
+		})
 	case node.CancelWrite:
 		if f := p.writes[a.Write]; f != nil {
 			p.wg.Go(f.cancel)
@@ -192,12 +193,29 @@ func (f *flight) cancel() {
 // errCanceled ends a write that was cancelled before it began.
 var errCanceled = errors.New("cancelled before it began")
 
-// write carries one chunk to one decode rank and reports how it ended, when it has settled.
+// inlinePages is up to how many pages a write is put together by whoever stepped the node: laying them out takes some microseconds.
+const inlinePages = 32
+
+// write begins to carry one chunk to one decode rank, and has it reported how that ended, when it has settled.
 func (p *Prefill) write(f *flight, pl *plan, a node.StartWrite) {
-	bytes, err, proven := p.transfer(f, pl, a)
-	ev := node.WriteSettled{Write: a.Write, Err: err, Proven: proven, Bytes: bytes}
+	h, bytes, err := p.begin(f, pl, a)
 	if err != nil {
-		ev.Cause = room.Causef(room.TransferFailed, room.Prefill, a.Session, "chunk %d: %v", a.Chunk, err)
+		p.report(a, node.WriteSettled{Write: a.Write, Err: err, Proven: true})
+		return
+	}
+	transfer.WhenSettled(h, func() {
+		ev := node.WriteSettled{Write: a.Write, Err: h.Err(), Proven: true, Bytes: bytes}
+		if ev.Err != nil {
+			ev.Bytes, ev.Proven = 0, h.Answered()
+		}
+		p.report(a, ev)
+	})
+}
+
+func (p *Prefill) report(a node.StartWrite, ev node.WriteSettled) {
+	defer p.wg.Done()
+	if ev.Err != nil {
+		ev.Cause = room.Causef(room.TransferFailed, room.Prefill, a.Session, "chunk %d: %v", a.Chunk, ev.Err)
 	}
 	p.under(func() {
 		delete(p.writes, a.Write)
@@ -205,29 +223,22 @@ func (p *Prefill) write(f *flight, pl *plan, a node.StartWrite) {
 	})
 }
 
-func (p *Prefill) transfer(f *flight, pl *plan, a node.StartWrite) (bytes int64, err error, proven bool) {
+// begin starts a write; after an error nothing has begun.
+func (p *Prefill) begin(f *flight, pl *plan, a node.StartWrite) (h transfer.Handle, bytes int64, err error) {
 	if pl == nil {
-		return 0, fmt.Errorf("session %s is not registered", a.Session), true
+		return nil, 0, fmt.Errorf("session %s is not registered", a.Session)
 	}
 	b, bytes, err := pl.batch(p.mem, a)
 	defer pl.pool.Put(b)
 	if err != nil {
-		return 0, err, true
+		return nil, 0, err
 	}
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.canceled {
-		f.mu.Unlock()
-		return 0, errCanceled, true
+		return nil, 0, errCanceled
 	}
-	h, err := p.cfg.Engine.Write(a.Session, b.frags)
+	h, err = p.cfg.Engine.Write(a.Session, b.frags)
 	f.handle = h
-	f.mu.Unlock()
-	if err != nil {
-		return 0, err, true
-	}
-	<-h.Settled()
-	if err := h.Err(); err != nil {
-		return 0, err, h.Answered()
-	}
-	return bytes, nil, true
+	return h, bytes, err
 }

@@ -47,7 +47,7 @@ type Control struct {
 
 // rank is the shell of one node: it owns the sockets, the clock and the halves, feeds the node and carries out its actions.
 //
-// mu serialises the node. Every action is carried out under it, in order, and none of them blocks: sending queues or drops, writes and
+// mu serialises the node. Every action is carried out under it, in order, and none of them blocks: messages go to the outbox, writes and
 // closing happen on goroutines of their own. Functions of owners run after mu is left.
 type rank struct {
 	cfg  Control
@@ -62,6 +62,8 @@ type rank struct {
 	halves map[room.ID]*half
 	pushes map[string]*push
 	after  []func()
+	next   []node.Event // to be stepped before mu is left
+	outbox
 	closed bool
 	freed  chan struct{} // closed and renewed when pages become free
 
@@ -71,13 +73,6 @@ type rank struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-}
-
-// push is a control connection to one endpoint.
-type push struct {
-	sock *zmtp.Push
-	peer atomic.Pointer[zmtp.Peer]
-	last time.Time // of what PeerHeard has reported
 }
 
 // counters counts by name, bounded in names.
@@ -129,15 +124,42 @@ func newRank(ctx context.Context, side room.Side, cfg Control, n stepper, l *nod
 	return r, nil
 }
 
-// start begins to receive and to tick; the side's fields must be set by then.
-func (r *rank) start(receive func(zmtp.Message)) {
+// received is what a control message says to the node; prepare runs before it, under the lock.
+type received struct {
+	ev      node.Event
+	prepare func()
+}
+
+// start begins to receive and to tick; the side's fields must be set by then. What has come at once is stepped at once.
+func (r *rank) start(read func(zmtp.Message, backend.From) received) {
 	r.wg.Go(func() {
+		messages, said := make([]zmtp.Message, 64), make([]received, 0, 64)
+		var last *zmtp.Peer
+		var from backend.From
 		for {
-			m, err := r.pull.Recv(r.ctx)
+			n, err := r.pull.RecvMany(r.ctx, messages)
 			if err != nil {
 				return
 			}
-			receive(m)
+			said = said[:0]
+			for _, m := range messages[:n] {
+				if m.Peer != last {
+					last, from = m.Peer, backend.From{Instance: instanceOf(m.Peer), Remote: m.Peer.Remote().String()}
+				}
+				if s := read(m, from); s.ev != nil {
+					said = append(said, s)
+				}
+			}
+			clear(messages[:n])
+			r.under(func() {
+				for _, s := range said {
+					if s.prepare != nil {
+						s.prepare()
+					}
+					_ = r.locked(s.ev)
+				}
+			})
+			clear(said)
 		}
 	})
 	r.wg.Go(func() {
@@ -174,13 +196,20 @@ func instanceOf(p *zmtp.Peer) room.InstanceID {
 	return id
 }
 
-// under runs f with the lock, then what f left to be done without it.
+// under runs f with the lock, and what f left to be stepped; then what was left to be done without it.
 func (r *rank) under(f func()) {
 	r.mu.Lock()
 	f()
+	for i := 0; i < len(r.next); i++ { // a step may leave another one
+		_ = r.locked(r.next[i])
+	}
+	clear(r.next)
+	r.next = r.next[:0]
 	after := r.after
 	r.after = nil
+	batch := r.takeOut()
 	r.mu.Unlock()
+	r.sendOut(batch)
 	for _, g := range after {
 		g()
 	}
@@ -227,7 +256,7 @@ func (r *rank) do(a node.Action) {
 	case node.Disconnect:
 		if p := r.pushes[a.Endpoint]; p != nil {
 			delete(r.pushes, a.Endpoint)
-			r.wg.Go(func() { r.hangUp(p) })
+			r.out = append(r.out, letter{to: p})
 		}
 	case node.Changed:
 		if h := r.halves[a.Room]; h != nil {
@@ -275,54 +304,6 @@ func (r *rank) emit(e event.Event) {
 	r.cfg.Events.Emit(e)
 }
 
-// send queues a message; nothing ever waits for a peer here.
-func (r *rank) send(endpoint string, frames [][]byte) {
-	p := r.pushes[endpoint]
-	if p == nil || len(frames) == 0 {
-		return
-	}
-	if err := p.sock.TrySend(frames...); err != nil {
-		if n := r.dropped.Add(1); n&(n-1) == 0 {
-			r.log.Warn("message dropped", "peer", endpoint, "error", err, "dropped_so_far", n)
-		}
-	}
-}
-
-func (r *rank) connect(endpoint string) {
-	p := &push{}
-	z := r.zmtp()
-	z.Events = func(e zmtp.ConnEvent) { r.connEvent(endpoint, p, e) }
-	sock, err := zmtp.Dial(endpoint, z)
-	if err != nil { // the endpoint itself can't be dialled
-		r.wg.Go(func() { _ = r.step(node.PeerRefused{Endpoint: endpoint, Text: err.Error()}) })
-		return
-	}
-	p.sock = sock
-	r.pushes[endpoint] = p
-}
-
-// connEvent runs on the connection's goroutine. What it reports of a connection that was given up meanwhile is of no use.
-func (r *rank) connEvent(endpoint string, p *push, e zmtp.ConnEvent) {
-	var ev node.Event
-	switch {
-	case e.Kind == zmtp.Up:
-		p.peer.Store(e.Peer)
-		ev = node.PeerUp{Endpoint: endpoint, Instance: instanceOf(e.Peer)}
-	case e.Kind == zmtp.Down:
-		p.peer.Store(nil)
-		ev = node.PeerDown{Endpoint: endpoint, Text: e.Cause.Error()}
-	case e.Kind == zmtp.DialFailed && errors.Is(e.Cause, zmtp.ErrRefused):
-		ev = node.PeerRefused{Endpoint: endpoint, Text: e.Cause.Error()}
-	default:
-		return
-	}
-	r.under(func() {
-		if r.pushes[endpoint] == p {
-			_ = r.locked(ev)
-		}
-	})
-}
-
 func (r *rank) tick() {
 	r.under(func() {
 		for _, endpoint := range slices.Sorted(maps.Keys(r.pushes)) {
@@ -338,31 +319,26 @@ func (r *rank) tick() {
 	})
 }
 
-// hangUp flushes a connection that is given up, for a moment.
-func (r *rank) hangUp(p *push) {
-	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
-	defer cancel()
-	if n, _ := p.sock.Close(ctx); n > 0 {
-		r.log.Debug("messages dropped with their connection", "count", n)
-	}
-}
-
 // enter adds a half before the node opens its room, so that the first status finds it.
-func (r *rank) enter(h *half, ev node.Event) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return ErrClosed
-	}
-	if r.halves[h.id] != nil {
-		return fmt.Errorf("room %d: %w", h.id, node.ErrDuplicate)
-	}
-	r.halves[h.id] = h
-	if err := r.locked(ev); err != nil {
-		delete(r.halves, h.id)
-		return fmt.Errorf("room %d: %w", h.id, err)
-	}
-	return nil
+func (r *rank) enter(h *half, ev node.Event) (err error) {
+	r.under(func() {
+		switch {
+		case r.closed:
+			err = ErrClosed
+			return
+		case r.halves[h.id] != nil:
+			err = node.ErrDuplicate
+		default:
+			r.halves[h.id] = h
+			if err = r.locked(ev); err != nil {
+				delete(r.halves, h.id)
+			}
+		}
+		if err != nil {
+			err = fmt.Errorf("room %d: %w", h.id, err)
+		}
+	})
+	return err
 }
 
 // unwanted counts and, at powers of two, logs a message that was dropped.
@@ -418,11 +394,11 @@ func (r *rank) close(ctx context.Context, cause room.Cause) error {
 		break
 	}
 	r.cancel()
-	r.mu.Lock()
-	for _, endpoint := range slices.Sorted(maps.Keys(r.pushes)) {
-		r.do(node.Disconnect{Endpoint: endpoint})
-	}
-	r.mu.Unlock()
+	r.under(func() {
+		for _, endpoint := range slices.Sorted(maps.Keys(r.pushes)) {
+			r.do(node.Disconnect{Endpoint: endpoint})
+		}
+	})
 	r.wg.Wait()
 	_, closeErr := r.pull.Close()
 	return errors.Join(err, closeErr)
