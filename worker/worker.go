@@ -277,6 +277,12 @@ type Tables struct {
 	Ranks       []handoff.Counts `json:"ranks"`
 	Goroutines  int              `json:"goroutines"`
 	Descriptors int              `json:"descriptors"`
+
+	// What engines keep for the next request, bounded, for two minutes or until they close. Each connection is a descriptor; one that came,
+	// and each spare, is a goroutine.
+	DataOut int `json:"data_out"` // connections to other engines
+	DataIn  int `json:"data_in"`  // and from them
+	Spare   int `json:"spare"`    // goroutines
 }
 
 // Tables returns the sizes now.
@@ -289,6 +295,12 @@ func (w *Worker) Tables() Tables {
 	}
 	for _, d := range w.decodes {
 		t.Ranks = append(t.Ranks, d.Counts())
+	}
+	for _, e := range w.engines {
+		s := e.Stats()
+		t.DataOut += s.Links
+		t.DataIn += s.DataConns + s.ControlConns
+		t.Spare += s.Spare
 	}
 	t.Goroutines, t.Descriptors = processCounts()
 	return t

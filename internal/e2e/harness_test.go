@@ -145,6 +145,9 @@ type tables struct {
 
 	Goroutines  int `json:"goroutines"`
 	Descriptors int `json:"descriptors"`
+	DataOut     int `json:"data_out"`
+	DataIn      int `json:"data_in"`
+	Spare       int `json:"spare"`
 }
 
 // descriptors counts the open ones of a process that does not say it itself.

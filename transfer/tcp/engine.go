@@ -131,6 +131,7 @@ type counters struct {
 type Stats struct {
 	ControlConns, DataConns int    // at the target
 	Peers, Links            int    // at the initiator: known peers, connections to them, in use or kept
+	Spare                   int    // goroutines that wait for the next batch
 	BytesIn, BytesSunk      uint64 // payload that came: put in place, dropped
 	BytesOut                uint64 // payload of batches that went out, statuses seen or not
 	Refused                 uint64 // requests that were not admitted
@@ -197,6 +198,7 @@ func (e *Engine) Stats() Stats {
 		ControlConns: e.control.count(), DataConns: e.data.count(),
 		BytesIn: e.counts.in.Load(), BytesSunk: e.counts.sunk.Load(), BytesOut: e.counts.out.Load(), Refused: e.counts.refused.Load(),
 	}
+	s.Spare = int(e.waiting.Load())
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s.Peers = len(e.peers)
