@@ -28,7 +28,7 @@ var layers = []rule{
 	{"model", []string{"llm/..."}, "the bundled weights"},
 	{"worker/...", []string{"worker/...", "llm/...", "handoff/...", "backend/...", "registry/...", "transfer/...", "node", "kvlayout", "room", "event"}, "an instance: the engine and its hand-offs, not the gateway"},
 	{"gateway/...", []string{"gateway/...", "registry/...", "room", "event"}, "sees workers over HTTP only, so that SGLang's serve as well"},
-	{"drill/...", []string{"drill/...", "gateway/...", "worker/...", "handoff/...", "transfer/...", "registry/...", "zmtp", "node", "wire", "kvlayout", "room", "event"}, "breaks whole instances"},
+	{"drill/...", []string{"drill/...", "gateway/...", "worker/...", "handoff/...", "backend/...", "transfer/...", "registry/...", "zmtp", "node", "wire", "kvlayout", "room", "event"}, "breaks whole instances"},
 	{"dashboard/...", []string{"dashboard/...", "registry/...", "room", "event"}, "reads the stream"},
 	{"sim/...", []string{"sim/...", "node", "wire", "kvlayout", "room", "event"}, "runs node under seeds, so it has no real network or clock"},
 	{"internal/cli/...", []string{"..."}, "the command line puts the parts together"},
