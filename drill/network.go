@@ -140,10 +140,10 @@ func (n *network) spring(t *trap, f fate) {
 		if n.trap == t {
 			n.trap = nil
 		}
-		t.fate = f
 		select {
 		case <-t.sprung:
 		default:
+			t.fate = f
 			close(t.sprung)
 		}
 	})
@@ -177,7 +177,7 @@ func (n *network) hold(l *leg, p piece) fate {
 	return f
 }
 
-// pace waits as long as bytes take at the rate to a side.
+// pace waits as long as bytes take at the rate to a side, and a moment more.
 func (n *network) pace(gone <-chan struct{}, to side, bytes int) {
 	n.mu.Lock()
 	rate := n.rate[to]
@@ -185,7 +185,7 @@ func (n *network) pace(gone <-chan struct{}, to side, bytes int) {
 	if rate == 0 {
 		return
 	}
-	t := time.NewTimer(time.Duration(bytes) * time.Second / time.Duration(rate))
+	t := time.NewTimer(20*time.Millisecond + time.Duration(bytes)*time.Second/time.Duration(rate))
 	defer t.Stop()
 	select {
 	case <-t.C:

@@ -170,7 +170,12 @@ type drive struct {
 // begin opens the room on both sides and lets the engines go on. Errors of a rank that is gone are no errors: its end is what the drill is
 // about.
 func (p *pair) begin(ctx context.Context, post chan struct{}, before func(context.Context, int) error) (*drive, error) {
-	d, err := p.prepare(post, before)
+	p.rooms++
+	return p.beginAs(ctx, p.rooms, post, before)
+}
+
+func (p *pair) beginAs(ctx context.Context, id room.ID, post chan struct{}, before func(context.Context, int) error) (*drive, error) {
+	d, err := p.prepare(id, post, before)
 	if err != nil {
 		return nil, err
 	}
@@ -184,15 +189,14 @@ func (p *pair) begin(ctx context.Context, post chan struct{}, before func(contex
 	return d, nil
 }
 
-func (p *pair) prepare(post chan struct{}, before func(context.Context, int) error) (*drive, error) {
-	p.rooms++
+func (p *pair) prepare(id room.ID, post chan struct{}, before func(context.Context, int) error) (*drive, error) {
 	var life [8]byte
 	_, _ = rand.Read(life[:]) // never fails
 	n, err := strconv.ParseUint(hex.EncodeToString(life[:]), 16, 64)
 	if err != nil {
 		return nil, err
 	}
-	d := &drive{pair: p, id: p.rooms, life: n, ranks: map[side][]*rank{}, post: post, before: before}
+	d := &drive{pair: p, id: id, life: n, ranks: map[side][]*rank{}, post: post, before: before}
 	for s, x := range p.inst {
 		d.ranks[s] = x.ranks
 	}
@@ -283,7 +287,12 @@ func (d *drive) verdicts(ctx context.Context, ranks []*rank) (list []word, err e
 
 // whole runs a room from start to end and checks what arrived.
 func (p *pair) whole(ctx context.Context) error {
-	d, err := p.begin(ctx, closed(), nil)
+	p.rooms++
+	return p.wholeAs(ctx, p.rooms)
+}
+
+func (p *pair) wholeAs(ctx context.Context, id room.ID) error {
+	d, err := p.beginAs(ctx, id, closed(), nil)
 	if err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	c.AddCommand(newUp(), newWorker(room.Prefill), newWorker(room.Decode), newGateway(), newRegistry(), newVersion())
+	c.AddCommand(newUp(), newWorker(room.Prefill), newWorker(room.Decode), newGateway(), newRegistry(), newDrill(), newDrillRank(), newVersion())
 	return c
 }
 
