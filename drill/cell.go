@@ -20,6 +20,8 @@ type Outcome struct {
 	Problems []string
 	// Times from the fault on; negative: it did not happen.
 	Detect, Client, Release time.Duration
+	Retries                 int    // how often rooms after the fault failed before they succeeded
+	Again                   string // why, the last time
 	Logs                    string // of the ranks, where there are problems
 }
 
@@ -44,6 +46,9 @@ type run struct {
 	out    Outcome
 	bg     sync.WaitGroup
 }
+
+// settleTime is some ticks of a rank and of its scheduler.
+const settleTime = 400 * time.Millisecond
 
 // longest bounds one run.
 const longest = 90 * time.Second
@@ -91,6 +96,11 @@ func (r *run) problem(format string, args ...any) {
 func (r *run) drill() error {
 	if err := r.pair.whole(r.wait); err != nil {
 		return fmt.Errorf("before the fault: %w", err)
+	}
+	select { // until every rank has ticked, as one does that is not new
+	case <-time.After(settleTime):
+	case <-r.wait.Done():
+		return r.wait.Err()
 	}
 	if err := r.reach(); err != nil {
 		return fmt.Errorf("moment not reached: %w", err)
@@ -318,7 +328,7 @@ func (r *run) pagesBack() error {
 	}
 	ranks := r.live(sideD)
 	switch r.Fault {
-	case "killed", "stopped", "rank-killed", "restart", "link-cut", "black-hole":
+	case "killed", "stopped", "restart", "link-cut", "black-hole":
 		ranks = r.live(sideP, sideD)
 	case faultStuck:
 		for _, x := range r.live(sideP) {
@@ -407,6 +417,11 @@ func (r *run) finish(s side) error {
 		if x.end() != 0 {
 			continue
 		}
+		if _, gone := x.find(of(r.room.id, evFree)); !gone && r.Moment.over() {
+			if _, err := x.tell(order{Op: "clear", Room: r.room.id}); err != nil {
+				return err
+			}
+		}
 		if _, err := x.await(r.wait, r.room.id, evFree); err != nil && !errors.Is(err, errEnded) {
 			r.problem("%v", err)
 		}
@@ -431,7 +446,7 @@ func (r *run) aftermath() error {
 				r.problem("decode succeeded, %s did not", x.name)
 			}
 		}
-	} else if slices.ContainsFunc(r.room.ranks[sideP], success) && r.Moment != LastByte {
+	} else if slices.ContainsFunc(r.room.ranks[sideP], success) && r.Moment != LastByte && r.Fault != "rank-killed" {
 		r.problem("prefill succeeded, decode did not")
 	}
 	for _, d := range []*drive{r.room, r.with} {
@@ -468,6 +483,8 @@ func (r *run) again() error {
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
+		r.out.Retries++
+		r.out.Again = err.Error()
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():

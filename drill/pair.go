@@ -161,6 +161,7 @@ type drive struct {
 	id     room.ID
 	life   uint64
 	ranks  map[side][]*rank
+	opened map[*rank]bool
 	post   chan struct{}                              // decode has its pages when it is closed
 	before func(ctx context.Context, chunk int) error // called before a chunk is handed over; nil: nothing
 	errs   chan error                                 // of each rank's engine, nil at its end
@@ -196,7 +197,7 @@ func (p *pair) prepare(id room.ID, post chan struct{}, before func(context.Conte
 	if err != nil {
 		return nil, err
 	}
-	d := &drive{pair: p, id: id, life: n, ranks: map[side][]*rank{}, post: post, before: before}
+	d := &drive{pair: p, id: id, life: n, ranks: map[side][]*rank{}, opened: map[*rank]bool{}, post: post, before: before}
 	for s, x := range p.inst {
 		d.ranks[s] = x.ranks
 	}
@@ -218,6 +219,7 @@ func (d *drive) open(ctx context.Context, s side) error {
 		if _, err := r.do(ctx, o); err != nil {
 			return err
 		}
+		d.opened[r] = true
 	}
 	return nil
 }
@@ -293,12 +295,23 @@ func (p *pair) whole(ctx context.Context) error {
 
 func (p *pair) wholeAs(ctx context.Context, id room.ID) error {
 	d, err := p.beginAs(ctx, id, closed(), nil)
-	if err != nil {
+	if err != nil && d != nil {
+		return errors.Join(err, d.clear(ctx))
+	} else if err != nil {
 		return err
+	}
+	for _, r := range d.all() { // the first leg that fails ends the others, as at a gateway
+		go func() {
+			if w, err := r.await(ctx, d.id, evDone); err == nil && w.Status != room.Success.String() {
+				for _, x := range d.all() {
+					_, _ = x.tell(order{Op: "abort", Room: d.id, Code: room.Aborted.String(), Text: "another leg has failed"}) // it may be gone
+				}
+			}
+		}()
 	}
 	words, err := d.verdicts(ctx, d.all())
 	if err != nil {
-		return err
+		return errors.Join(err, d.clear(ctx))
 	}
 	for i, w := range words {
 		if w.Status != room.Success.String() {
@@ -325,7 +338,7 @@ func (d *drive) check(ctx context.Context) (err error) {
 // clear lets go of the room on every rank that lives, and waits until it has left.
 func (d *drive) clear(ctx context.Context) (err error) {
 	for _, r := range d.all() {
-		if _, gone := r.find(of(d.id, evCleared)); gone || r.end() != 0 {
+		if _, gone := r.find(of(d.id, evCleared)); gone || r.end() != 0 || !d.opened[r] {
 			continue
 		}
 		if _, e := r.do(ctx, order{Op: "clear", Room: d.id}); e != nil && r.end() == 0 {
@@ -333,7 +346,7 @@ func (d *drive) clear(ctx context.Context) (err error) {
 		}
 	}
 	for _, r := range d.all() {
-		if r.end() != 0 {
+		if r.end() != 0 || !d.opened[r] {
 			continue
 		}
 		if _, e := r.await(ctx, d.id, evCleared); e != nil && !errors.Is(e, errEnded) {

@@ -123,7 +123,7 @@ func (r *rank) note(f func()) {
 }
 
 // tailLines is how much of a rank's log is kept for a cell that is not ok.
-const tailLines = 8
+const tailLines = 60
 
 func (r *rank) keep(logs io.Reader) {
 	lines := bufio.NewScanner(logs)

@@ -154,8 +154,14 @@ func (s *server) post(h *hand, n int) error {
 }
 
 func (s *server) chunk(h *hand, o order) error {
+	s.mu.Lock()
+	pages := h.pages
+	s.mu.Unlock()
+	if pages == nil {
+		return nil // it had its verdict before
+	}
 	per := roomPages / chunks
-	c := handoff.Chunk{Pages: h.pages[o.Chunk*per : (o.Chunk+1)*per], Aux: -1, Last: o.Chunk == chunks-1}
+	c := handoff.Chunk{Pages: pages[o.Chunk*per : (o.Chunk+1)*per], Aux: -1, Last: o.Chunk == chunks-1}
 	if c.Last {
 		c.Aux = h.slot
 	}

@@ -62,7 +62,9 @@ type Result struct {
 	Client   Stats    `json:"client_ms"`  // until the client knew
 	Release  Stats    `json:"release_ms"` // until the pages were in the pool again
 	Problems []string `json:"problems,omitempty"`
-	Logs     string   `json:"-"` // last lines of the ranks of the first bad run
+	Retries  int      `json:"retries"`         // how often rooms after the fault failed before they succeeded, in the worst run
+	Again    string   `json:"again,omitempty"` // why
+	Logs     string   `json:"-"`               // last lines of the ranks of the first bad run
 }
 
 // Run drills the cells. Processes end with it, at the latest when ctx does.
@@ -126,6 +128,9 @@ func resultOf(c Cell, outs []Outcome) Result {
 					r.Problems = append(r.Problems, p)
 				}
 			}
+		}
+		if o.Retries > r.Retries {
+			r.Retries, r.Again = o.Retries, o.Again
 		}
 		detect, client, release = append(detect, o.Detect), append(client, o.Client), append(release, o.Release)
 	}

@@ -69,6 +69,9 @@ func (f *drillFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 			for _, p := range r.Problems {
 				fmt.Fprintln(stdout, "     ", p)
 			}
+			if r.Retries > 0 {
+				fmt.Fprintf(stdout, "  again: %d %.150q\n", r.Retries, r.Again)
+			}
 			if f.verbose {
 				fmt.Fprint(stderr, r.Logs)
 			}
