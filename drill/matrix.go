@@ -62,6 +62,14 @@ func (w want) or(x want) want {
 	return want{w.success || x.success, w.failed || x.failed, append(slices.Clone(w.codes), x.codes...)}
 }
 
+// orRefused is for prefill where decode gives a room up while bytes arrive: a write that finds the pages sealed may come before the word.
+func (w want) orRefused(m Moment, gaveUp side) want {
+	if m.moving() && gaveUp == sideD {
+		return w.or(fails(room.TransferFailed))
+	}
+	return w
+}
+
 // judge compares a verdict.
 func (w want) judge(v word) string {
 	if v.Status == room.Success.String() {
@@ -215,11 +223,12 @@ var faults = []*fault{
 		})},
 	{name: "restart", about: "every process of the side is killed, and others have its addresses before anybody notices", strike: (*run).restart, late: true, process: true, fatal: true,
 		expect: settled(func(m Moment, s side) (p, d want) {
-			return byMoment(m, fails(cAborted), fails(cAnew, cDead, cWrite)), byMoment(m, fails(cAway), fails(cAnew, cDead))
+			// Decode's question may reach the new prefill, whose scheduler never names the room.
+			return byMoment(m, fails(cAborted), fails(cAnew, cDead, cWrite)), byMoment(m, fails(cAway, cTime), fails(cAnew, cDead))
 		})},
 	{name: "drain", about: "the side leaves as planned, with a goodbye", strike: (*run).drain, late: true,
 		expect: settled(func(m Moment, s side) (p, d want) {
-			return byMoment(m, fails(cAborted), fails(cLeaves)), byMoment(m, fails(cAway, cDead), fails(cLeaves))
+			return byMoment(m, fails(cAborted), fails(cLeaves)).orRefused(m, s), byMoment(m, fails(cAway, cDead), fails(cLeaves))
 		})},
 	{name: "link-cut", about: "every connection is reset, new ones carry nothing", strike: (*run).cut, late: true, na: onlyP("it cuts both ways: the same as on p"),
 		expect: settled(cutOff)},
@@ -258,10 +267,10 @@ var faults = []*fault{
 			}
 			return noWrite(e, m, s)
 		}},
-	{name: "msg-lost", about: "the message to the side that marks the moment vanishes", strike: (*run).spoilMessage, na: noMessage, expect: afterMessage(true)},
-	{name: "msg-duplicated", about: "it comes twice", strike: (*run).spoilMessage, na: noMessage, expect: afterMessage(false)},
-	{name: "msg-reordered", about: "it comes behind the next message of its connection", strike: (*run).spoilMessage, na: noMessage, expect: afterMessage(false)},
-	{name: "msg-malformed", about: "its frames are junk", strike: (*run).spoilMessage, na: noMessage, expect: afterMessage(true)},
+	{name: "msg-lost", about: "the message to the side that marks the moment vanishes", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(true)},
+	{name: "msg-duplicated", about: "it comes twice", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(false)},
+	{name: "msg-reordered", about: "it comes behind the next message of its connection", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(false)},
+	{name: "msg-malformed", about: "its frames are junk", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(true)},
 	{name: "abort", about: "the side's engine gives the room up", strike: (*run).abort, late: true,
 		na: func(_ engineKind, m Moment, _ side) string {
 			if m == Cleared {
@@ -269,7 +278,7 @@ var faults = []*fault{
 			}
 			return ""
 		},
-		expect: settled(func(Moment, side) (p, d want) { return both(fails(cAborted)) })},
+		expect: settled(func(m Moment, s side) (p, d want) { return fails(cAborted).orRefused(m, s), fails(cAborted) })},
 	{name: "out-of-pages", about: "the side's pool is empty for 500 ms", strike: (*run).starve, expect: always(mustSucceed),
 		na: func(_ engineKind, m Moment, s side) string {
 			switch {
@@ -294,12 +303,24 @@ func afterMessage(gone bool) func(Moment, side) (p, d want) {
 	return func(m Moment, s side) (p, d want) {
 		switch {
 		case m == InFlight:
-			return both(fails(cAborted))
+			return fails(cAborted).orRefused(m, s.other()), fails(cAborted)
 		case m == Published && gone: // metadata is not repeated; prefill's scheduler does not name the room
 			return fails(cTime, cAborted), fails(cTime)
 		}
 		return both(mustSucceed)
 	}
+}
+
+// cutWrite reports that a write of prefill may have been cut without an answer, so that nobody knows when its bytes are through while
+// prefill lives: decode keeps the page numbers.
+func (r *run) cutWrite() bool {
+	switch r.Fault {
+	case "stopped":
+		return r.side == sideD && (r.Moment == Published || r.Moment.moving())
+	case "link-cut", "black-hole", "one-way":
+		return r.Moment.moving()
+	}
+	return r.Fault == faultLands
 }
 
 // Faults are the names of the rows, each with what it is.

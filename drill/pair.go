@@ -349,8 +349,10 @@ func (d *drive) clear(ctx context.Context) (err error) {
 		if r.end() != 0 || !d.opened[r] {
 			continue
 		}
-		if _, e := r.await(ctx, d.id, evCleared); e != nil && !errors.Is(e, errEnded) {
-			err = errors.Join(err, e)
+		for _, event := range []string{evCleared, evFree} {
+			if _, e := r.await(ctx, d.id, event); e != nil && !errors.Is(e, errEnded) {
+				err = errors.Join(err, e)
+			}
 		}
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -229,6 +230,29 @@ func (r *rank) signal(sig syscall.Signal) error {
 		return fmt.Errorf("%s: %v: %w", r.name, sig, err)
 	}
 	return nil
+}
+
+// halted waits until no thread of a process that got SIGSTOP runs.
+func (r *rank) halted() error {
+	dir := fmt.Sprintf("/proc/%d/task", r.cmd.Process.Pid)
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		tasks, err := os.ReadDir(dir)
+		if err != nil {
+			return fmt.Errorf("%s: %w", r.name, err)
+		}
+		running := false
+		for _, t := range tasks {
+			b, err := os.ReadFile(dir + "/" + t.Name() + "/stat")
+			_, rest, ok := strings.Cut(string(b), ") ")
+			running = running || err == nil && ok && !strings.HasPrefix(rest, "T")
+		}
+		switch {
+		case !running:
+			return nil
+		case time.Now().After(end):
+			return fmt.Errorf("%s: not stopped within %v", r.name, patience)
+		}
+	}
 }
 
 // kill ends the process for sure and waits for it.

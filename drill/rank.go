@@ -35,6 +35,7 @@ type server struct {
 	item    int
 	kv      [][]byte
 	aux     []byte
+	telling sync.WaitGroup // of what rooms have still to say
 
 	mu    sync.Mutex // guards what follows, and writing
 	out   *json.Encoder

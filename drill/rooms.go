@@ -171,13 +171,13 @@ func (s *server) chunk(h *hand, o order) error {
 // watch tells what happens to a room.
 func (s *server) watch(h *hand) {
 	tell := func(c <-chan struct{}, f func() (word, bool)) {
-		go func() {
+		s.telling.Go(func() {
 			<-c
 			if w, ok := f(); ok {
 				w.Room = h.id
 				s.say(w)
 			}
-		}()
+		})
 	}
 	tell(h.half.Ready(), func() (word, bool) { return word{Event: evMet}, h.half.Status() != room.Failed })
 	tell(h.half.Done(), func() (word, bool) {
@@ -285,8 +285,20 @@ func (s *server) gather(n int) error {
 func (s *server) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
+	var err error
 	if s.decode != nil {
-		return errors.Join(s.decode.Close(ctx), s.engine.Close(ctx))
+		err = s.decode.Close(ctx)
+	} else {
+		err = s.prefill.Close(ctx)
 	}
-	return errors.Join(s.prefill.Close(ctx), s.engine.Close(ctx))
+	told := make(chan struct{})
+	go func() {
+		s.telling.Wait()
+		close(told)
+	}()
+	select {
+	case <-told:
+	case <-ctx.Done(): // rooms that are not quiescent never say so
+	}
+	return errors.Join(err, s.engine.Close(ctx))
 }

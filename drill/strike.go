@@ -23,6 +23,11 @@ func (r *run) shoot(sig syscall.Signal, list []*rank) (err error) {
 		r.hurt[x] = true
 		err = errors.Join(err, x.signal(sig))
 	}
+	for _, x := range list {
+		if sig == syscall.SIGSTOP && err == nil {
+			err = x.halted()
+		}
+	}
 	return err
 }
 
@@ -212,7 +217,7 @@ func (r *run) spoilMessage() error {
 	if r.Fault != "msg-reordered" {
 		return nil
 	}
-	r.net.limit(-1)
+	r.net.limit(-1) // they need the bytes of their pages
 	var err error
 	r.with, err = r.pair.begin(r.wait, closed(), nil) // its messages are the next ones
 	if err != nil {
