@@ -319,6 +319,8 @@ func (r *run) cutWrite() bool {
 		return r.side == sideD && (r.Moment == Published || r.Moment.moving())
 	case "link-cut", "black-hole", "one-way":
 		return r.Moment.moving()
+	case "reset":
+		return r.side == sideD && r.Moment.moving()
 	}
 	return r.Fault == faultLands
 }
@@ -329,6 +331,14 @@ func Faults() (list [][2]string) {
 		list = append(list, [2]string{f.name, f.about})
 	}
 	return list
+}
+
+// About says what a fault is.
+func About(name string) string {
+	if f := faultOf(name); f != nil {
+		return f.about
+	}
+	return ""
 }
 
 func faultOf(name string) *fault {

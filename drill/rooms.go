@@ -20,7 +20,7 @@ type hand struct {
 	pages []int32
 	slot  int // -1: none
 
-	quiet, letGo bool // nothing touches the pages any more; their owner wants them no more
+	quiet, letGo, back bool // nothing touches the pages any more; their owner wants them no more; they are on their way to the pool
 }
 
 // ender is what senders and receivers have in common.
@@ -214,10 +214,11 @@ func (s *server) watch(h *hand) {
 // giveBack puts a room's pages under guard and into the pool, once nothing can touch them and their owner wants them no more.
 func (s *server) giveBack(h *hand) error {
 	s.mu.Lock()
-	if !h.quiet || !h.letGo {
+	if !h.quiet || !h.letGo || h.back && h.pages == nil {
 		s.mu.Unlock()
 		return nil
 	}
+	h.back = true
 	pages, slot := h.pages, h.slot
 	h.pages, h.slot = nil, -1
 	s.mu.Unlock()

@@ -28,6 +28,15 @@ type Stats struct {
 	P50, P99, Max time.Duration
 }
 
+// StatsOf are those of all runs of several cells.
+func StatsOf(list []Result) (detect, client, release Stats) {
+	var d, c, r []time.Duration
+	for _, x := range list {
+		d, c, r = append(d, x.detect...), append(c, x.client...), append(r, x.release...)
+	}
+	return statsOf(d), statsOf(c), statsOf(r)
+}
+
 // statsOf ignores negative durations: there it did not happen.
 func statsOf(list []time.Duration) (s Stats) {
 	list = slices.DeleteFunc(slices.Clone(list), func(d time.Duration) bool { return d < 0 })
@@ -58,13 +67,16 @@ type Result struct {
 	OK       bool     `json:"ok"`
 	Runs     int      `json:"runs"`
 	Bad      int      `json:"bad"`
-	Detect   Stats    `json:"detect_ms"`  // from the fault until the other side's room failed
-	Client   Stats    `json:"client_ms"`  // until the client knew
-	Release  Stats    `json:"release_ms"` // until the pages were in the pool again
-	Problems []string `json:"problems,omitempty"`
+	Detect   Stats    `json:"detect_ms"`       // from the fault until the other side's room failed
+	Client   Stats    `json:"client_ms"`       // until the client knew
+	Release  Stats    `json:"release_ms"`      // until the pages were in the pool again
 	Retries  int      `json:"retries"`         // how often rooms after the fault failed before they succeeded, in the worst run
 	Again    string   `json:"again,omitempty"` // why
-	Logs     string   `json:"-"`               // last lines of the ranks of the first bad run
+	Problems []string `json:"problems,omitempty"`
+	Seed     uint64   `json:"seed"`
+	Logs     string   `json:"-"` // last lines of the ranks of the first bad run
+
+	detect, client, release []time.Duration
 }
 
 // Run drills the cells. Processes end with it, at the latest when ctx does.
@@ -86,7 +98,9 @@ func Run(ctx context.Context, o Options) []Result {
 				mu.Lock()
 				outs[w[0]] = append(outs[w[0]], out)
 				for i := len(results); i < len(cells) && len(outs[i]) == o.Repeat && ctx.Err() == nil; i++ {
-					results = append(results, resultOf(cells[i], outs[i]))
+					x := resultOf(cells[i], outs[i])
+					x.Seed = o.Seed
+					results = append(results, x)
 					if o.Progress != nil {
 						o.Progress(results[i])
 					}
@@ -115,7 +129,6 @@ func seedOf(seed uint64, c Cell, again int) uint64 {
 
 func resultOf(c Cell, outs []Outcome) Result {
 	r := Result{Cell: c, OK: true, Runs: len(outs)}
-	var detect, client, release []time.Duration
 	for _, o := range outs {
 		if len(o.Problems) > 0 {
 			if r.OK {
@@ -132,8 +145,8 @@ func resultOf(c Cell, outs []Outcome) Result {
 		if o.Retries > r.Retries {
 			r.Retries, r.Again = o.Retries, o.Again
 		}
-		detect, client, release = append(detect, o.Detect), append(client, o.Client), append(release, o.Release)
+		r.detect, r.client, r.release = append(r.detect, o.Detect), append(r.client, o.Client), append(r.release, o.Release)
 	}
-	r.Detect, r.Client, r.Release = statsOf(detect), statsOf(client), statsOf(release)
+	r.Detect, r.Client, r.Release = statsOf(r.detect), statsOf(r.client), statsOf(r.release)
 	return r
 }
