@@ -103,8 +103,6 @@ type fault struct {
 	late bool
 	// process: the fault is one of a side's process, so that detection is the other side's. Else it is the slower side's.
 	process bool
-	// fatal: the processes that it strikes say nothing more until they are replaced or healed.
-	fatal bool
 }
 
 // both says the same of both sides.
@@ -199,14 +197,14 @@ func onlyP(why string) func(engineKind, Moment, side) string {
 
 // faults is the matrix by rows.
 var faults = []*fault{
-	{name: "killed", about: "every process of the side gets SIGKILL", strike: (*run).kill, late: true, process: true, fatal: true,
+	{name: "killed", about: "every process of the side gets SIGKILL", strike: (*run).kill, late: true, process: true,
 		expect: settled(func(m Moment, s side) (p, d want) {
 			if m == Rendezvous {
 				return fails(cAborted), fails(cDead, cAway)
 			}
 			return byMoment(m, fails(cAborted), fails(cDead, cWrite)), fails(cDead)
 		})},
-	{name: "stopped", about: "every process of the side gets SIGSTOP, and SIGCONT when the other side has its verdict", strike: (*run).stop, late: true, process: true, fatal: true,
+	{name: "stopped", about: "every process of the side gets SIGSTOP, and SIGCONT when the other side has its verdict", strike: (*run).stop, late: true, process: true,
 		expect: settled(func(m Moment, s side) (p, d want) {
 			if m == Rendezvous {
 				return fails(cTime, cAborted), fails(cSilent, cAway, cTime)
@@ -214,19 +212,19 @@ var faults = []*fault{
 			return byMoment(m, fails(cTime, cAborted), fails(cSilent)), fails(cSilent)
 		})},
 	{name: "paused", about: "every process of the side is stopped for 5 s while the other is patient: it must condemn nobody for its own pause", strike: (*run).pause, expect: always(mustSucceed)},
-	{name: "rank-killed", about: "one rank of two of the side gets SIGKILL", strike: (*run).killOne, late: true, fatal: true,
+	{name: "rank-killed", about: "one rank of two of the side gets SIGKILL", strike: (*run).killOne, late: true,
 		expect: settled(func(m Moment, s side) (p, d want) {
 			if s == sideP { // the other rank may have done its part by then
 				return mustSucceed.or(fails(cAborted, cDead)), byMoment(m, fails(cAway), fails(cDead))
 			}
 			return byMoment(m, fails(cAborted), fails(cDead, cWrite)), byMoment(m, fails(cAborted, cAway), fails(cDead, cWrite))
 		})},
-	{name: "restart", about: "every process of the side is killed, and others have its addresses before anybody notices", strike: (*run).restart, late: true, process: true, fatal: true,
+	{name: "restart", about: "every process of the side is killed, and others have its addresses before anybody notices", strike: (*run).restart, late: true, process: true,
 		expect: settled(func(m Moment, s side) (p, d want) {
 			// Decode's question may reach the new prefill, whose scheduler never names the room.
 			return byMoment(m, fails(cAborted), fails(cAnew, cDead, cWrite)), byMoment(m, fails(cAway, cTime), fails(cAnew, cDead))
 		})},
-	{name: "drain", about: "the side leaves as planned, with a goodbye", strike: (*run).drain, late: true,
+	{name: "drain", about: "the side leaves as planned, with a goodbye", strike: (*run).drain, late: true, process: true,
 		expect: settled(func(m Moment, s side) (p, d want) {
 			return byMoment(m, fails(cAborted), fails(cLeaves)).orRefused(m, s), byMoment(m, fails(cAway, cDead), fails(cLeaves))
 		})},
@@ -271,7 +269,7 @@ var faults = []*fault{
 	{name: "msg-duplicated", about: "it comes twice", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(false)},
 	{name: "msg-reordered", about: "it comes behind the next message of its connection", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(false)},
 	{name: "msg-malformed", about: "its frames are junk", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(true)},
-	{name: "abort", about: "the side's engine gives the room up", strike: (*run).abort, late: true,
+	{name: "abort", about: "the side's engine gives the room up", strike: (*run).abort, late: true, process: true,
 		na: func(_ engineKind, m Moment, _ side) string {
 			if m == Cleared {
 				return "nothing is left to be given up"

@@ -165,7 +165,6 @@ type drive struct {
 	post   chan struct{}                              // decode has its pages when it is closed
 	before func(ctx context.Context, chunk int) error // called before a chunk is handed over; nil: nothing
 	errs   chan error                                 // of each rank's engine, nil at its end
-	cancel context.CancelFunc
 }
 
 // begin opens the room on both sides and lets the engines go on. Errors of a rank that is gone are no errors: its end is what the drill is

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 )
 
 // TestMain is a rank process when it is told to be one.
@@ -41,9 +42,14 @@ func TestRoomsPassTheProxies(t *testing.T) {
 			}
 		}
 		for _, r := range p.all() {
-			w, err := r.do(t.Context(), order{Op: "tables"})
-			if err != nil || *w.Tables != (tables{}) {
-				t.Errorf("%s: %+v %v, want empty tables", r.name, w.Tables, err)
+			for end := time.Now().Add(patience); ; { // acknowledgements are still under way
+				w, err := r.do(t.Context(), order{Op: "tables"})
+				if err == nil && *w.Tables == (tables{}) {
+					break
+				}
+				if err != nil || time.Now().After(end) {
+					t.Fatalf("%s: %+v %v, want empty tables", r.name, w.Tables, err)
+				}
 			}
 			if _, err := r.do(t.Context(), order{Op: "guards"}); err != nil {
 				t.Error(err)

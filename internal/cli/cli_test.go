@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvferry/kvferry/drill"
 	"github.com/kvferry/kvferry/event"
 )
 
@@ -26,6 +28,7 @@ func TestWrongUsageExitsWith2AndNamesTheFlag(t *testing.T) {
 		{"up --prefill-tp 3", "--prefill-tp"}, {"up --decode-pp 7", "--decode-pp"}, {"up --nonsense", "--nonsense"}, {"up extra", "extra"},
 		{"prefill --tp 3", "--tp"}, {"decode --pages -1", "--pages"}, {"prefill --log loud", "--log"}, {"decode --tp x", "--tp"},
 		{"gateway --prefill http://127.0.0.1:1", "--prefill"}, {"gateway --decode ftp://x", "--decode"}, {"nonsense", "nonsense"},
+		{"drill --only p-nonsense", "p-nonsense"}, {"drill --only killed@noon", "killed@noon"}, {"drill --repeat 0", "--repeat"}, {"drill --jobs 65", "--jobs"}, {"drill extra", "extra"},
 	} {
 		code, out, err := call(t, strings.Fields(c.args)...)
 		if code != 2 || out != "" || !strings.Contains(err, c.says) {
@@ -82,6 +85,46 @@ func TestEveryCommandHasHelpWithExampleAndExitCodes(t *testing.T) {
 	}
 	if code, out, _ := call(t, "completion", "bash"); code != 0 || !strings.Contains(out, "kvferry") {
 		t.Errorf("completion: %d", code)
+	}
+}
+
+func TestDrillListsEveryCell(t *testing.T) {
+	code, out, _ := call(t, "drill", "--list")
+	if code != 0 || !strings.Contains(out, "without meaning") || !strings.Contains(out, "n/a: decode writes nothing") {
+		t.Errorf("%d %.200q", code, out)
+	}
+	code, out, _ = call(t, "drill", "--list", "--json", "--only", "p-killed,d-write-error@in-flight")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	var c drill.Cell
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &c); code != 0 || err != nil || len(lines) != 8 || c.Side != "d" || c.NA == "" {
+		t.Errorf("%d %d lines, the last %+v: %v", code, len(lines), c, err)
+	}
+}
+
+func TestDrillTable(t *testing.T) {
+	var out, notes bytes.Buffer
+	cells, err := drill.Select(drill.Matrix(), []string{"p-killed", "d-abort@cleared"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tab := &drillTable{out: &out, progress: io.Discard, cells: cells}
+	tab.begin()
+	for _, c := range cells[:7] {
+		r := drill.Result{Cell: c, OK: c.Moment != drill.Queued, Runs: 3}
+		if !r.OK {
+			r.Bad, r.Problems = 1, []string{"something is wrong"}
+		}
+		tab.add(r)
+	}
+	tab.end(&notes)
+	for _, want := range []string{"p-killed             ok         FAIL 1/3   ok", "p-killed@queued: not ok in 1 of 3 runs", "something is wrong", "6 cells ok, 1 not ok (21 runs)",
+		"8 combinations: 7 drilled, 1 without meaning", "1  nothing is left to be given up"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if notes.Len() > 0 {
+		t.Errorf("%q", notes.String())
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,6 +90,27 @@ func TestUpEndsWithAllItsChildren(t *testing.T) {
 			}
 		})
 	}
+}
+
+// children are the processes that a process has started.
+func children(t *testing.T, pid int) (list []int) {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range stats {
+		b, _ := os.ReadFile(file) // the process may have ended
+		_, rest, _ := strings.Cut(string(b), ") ")
+		if f := strings.Fields(rest); len(f) > 1 && f[1] == strconv.Itoa(pid) {
+			kid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, kid)
+		}
+	}
+	return list
 }
 
 // zombie reports a process that has ended and that whoever adopted it has not reaped yet.
