@@ -236,18 +236,7 @@ func (r *run) letPostUnlessQueued() {
 	}
 }
 
-func (r *run) until(what string, c <-chan struct{}) error {
-	t := time.NewTimer(patience)
-	defer t.Stop()
-	select {
-	case <-c:
-		return nil
-	case <-t.C:
-		return fmt.Errorf("%s: not within %v", what, patience)
-	case <-r.wait.Done():
-		return r.wait.Err()
-	}
-}
+func (r *run) until(what string, c <-chan struct{}) error { return until(r.wait, what, c) }
 
 // client does what a gateway does: when decode's leg has ended before prefill has heard of decode, it ends prefill's. Ranks of an instance
 // that has lost one give its early rooms up, as an engine does.

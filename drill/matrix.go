@@ -103,6 +103,8 @@ type fault struct {
 	late bool
 	// process: the fault is one of a side's process, so that detection is the other side's. Else it is the slower side's.
 	process bool
+	// gateway: a client waits at a gateway, with workers behind it.
+	gateway bool
 }
 
 // both says the same of both sides.
@@ -277,6 +279,9 @@ var faults = []*fault{
 			return ""
 		},
 		expect: settled(func(m Moment, s side) (p, d want) { return fails(cAborted).orRefused(m, s), fails(cAborted) })},
+	{name: "client-gone", about: "the client of a gateway leaves while its request is under way", gateway: true, na: noGateway},
+	{name: "gateway-gone", about: "the gateway gets SIGKILL", gateway: true, na: noGateway},
+	{name: "over-long-prompt", about: "a prompt comes that the side's worker has no place for", gateway: true, na: noPrompt},
 	{name: "out-of-pages", about: "the side's pool is empty for 500 ms", strike: (*run).starve, expect: always(mustSucceed),
 		na: func(_ engineKind, m Moment, s side) string {
 			switch {

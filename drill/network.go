@@ -9,6 +9,8 @@ import (
 
 // network is all that lies between the ranks of a pair: a proxy before each listener. It passes every byte until it is told otherwise.
 type network struct {
+	host string // of what the proxies stand for
+
 	mu        sync.Mutex
 	changed   chan struct{} // closed and renewed at each change
 	shut      map[side]bool // bytes and ends on their way to that side wait
@@ -16,7 +18,8 @@ type network struct {
 	allowance int64         // bytes of pages that may still pass; negative: any
 	spent     chan struct{} // closed when a byte waits for the allowance
 	trap      *trap
-	waiting   int // pumps that may not go on
+	waiting   int   // pumps that may not go on
+	carried   int64 // bytes of pages
 	closed    bool
 	proxies   []*proxy
 	wg        sync.WaitGroup
@@ -65,8 +68,8 @@ func newTrap(k kind, towards side, want int, match func([][]byte) bool) *trap {
 	return &trap{kind: k, towards: towards, match: match, want: want, caught: make(chan struct{}), sprung: make(chan struct{})}
 }
 
-func newNetwork() *network {
-	return &network{changed: make(chan struct{}), shut: map[side]bool{}, rate: map[side]int{}, allowance: -1}
+func newNetwork(host string) *network {
+	return &network{host: host, changed: make(chan struct{}), shut: map[side]bool{}, rate: map[side]int{}, allowance: -1}
 }
 
 // set changes the network and wakes whoever waits.
@@ -119,6 +122,7 @@ func (n *network) allow(gone <-chan struct{}, want int) (got int) {
 			close(n.spent)
 			n.spent = nil
 		}
+		n.carried += int64(got)
 		return got > 0
 	})
 	return got
@@ -153,7 +157,11 @@ func (n *network) spring(t *trap, f fate) {
 func (n *network) hold(l *leg, p piece) fate {
 	n.mu.Lock()
 	t := n.trap
-	mine := t != nil && t.kind == l.proxy.kind && t.towards == l.towards && t.have < t.want && (t.match == nil || p.frames != nil && t.match(p.frames))
+	frames := p.frames
+	if l.proxy.kind == kindBoot || l.proxy.kind == kindName {
+		frames = [][]byte{p.raw} // these have no messages
+	}
+	mine := t != nil && t.kind == l.proxy.kind && t.towards == l.towards && t.have < t.want && (t.match == nil || frames != nil && t.match(frames))
 	if mine {
 		t.have++
 		n.waiting++
@@ -249,10 +257,12 @@ func (n *network) close() {
 	n.wg.Wait()
 }
 
-// hosts of the two ends of a proxy: it has the port of what it stands for.
+// Hosts of the two ends of a proxy: it has the port of what it stands for. Workers choose their ports themselves, so that theirs must not be
+// those of ranks.
 const (
-	proxyHost = "127.0.0.1"
-	rankHost  = "127.77.0.1"
+	proxyHost  = "127.0.0.1"
+	rankHost   = "127.77.0.1"
+	workerHost = "127.77.0.2"
 )
 
 // add makes a proxy before a listener of a side that is to be.
@@ -263,4 +273,28 @@ func (n *network) add(ctx context.Context, k kind, owner side) (*proxy, error) {
 	}
 	n.proxies = append(n.proxies, p)
 	return p, nil
+}
+
+// addAt makes a proxy before a listener that is there.
+func (n *network) addAt(ctx context.Context, k kind, owner side, port int) error {
+	p := &proxy{net: n, kind: k, owner: owner, port: port, conns: map[*conn]struct{}{}}
+	if err := p.listen(ctx); err != nil {
+		return err
+	}
+	n.proxies = append(n.proxies, p)
+	return nil
+}
+
+// holds reports that the bytes of pages are limited.
+func (n *network) holds() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.allowance >= 0
+}
+
+// payload is how many bytes of pages have passed.
+func (n *network) payload() int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.carried
 }

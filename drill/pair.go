@@ -34,7 +34,7 @@ type instance struct {
 
 // newPair makes the network and starts both instances.
 func newPair(ctx context.Context, self []string, n *nursery, engine string, tp map[side]int, patient side) (*pair, error) {
-	p := &pair{self: self, nursery: n, engine: engine, net: newNetwork(), inst: map[side]*instance{}}
+	p := &pair{self: self, nursery: n, engine: engine, net: newNetwork(rankHost), inst: map[side]*instance{}}
 	for _, s := range []side{sideP, sideD} {
 		x, err := p.lay(ctx, s, tp[s])
 		if err != nil {

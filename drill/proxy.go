@@ -102,7 +102,7 @@ func (p *proxy) accept(l net.Listener) {
 }
 
 func (p *proxy) dial() (*net.TCPConn, error) {
-	c, err := net.DialTimeout("tcp", net.JoinHostPort(rankHost, strconv.Itoa(p.port)), time.Second)
+	c, err := net.DialTimeout("tcp", net.JoinHostPort(p.net.host, strconv.Itoa(p.port)), time.Second)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			p.refuse()

@@ -21,7 +21,7 @@ type bench struct {
 
 func newBench(t *testing.T, k kind, owner side) *bench {
 	t.Helper()
-	n := newNetwork()
+	n := newNetwork(rankHost)
 	p, err := n.add(t.Context(), k, owner)
 	if err != nil {
 		t.Fatal(err)

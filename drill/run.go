@@ -14,6 +14,7 @@ import (
 // Options say what Run does.
 type Options struct {
 	Self   []string // the command that runs Serve over its standard input and output
+	Binary string   // kvferry, whose gateway, prefill and decode commands some cells need
 	Cells  []Cell   // those without meaning are passed over
 	Repeat int      // runs of each cell
 	Seed   uint64   // decides what is left to chance, such as how many bytes pass
@@ -94,7 +95,7 @@ func Run(ctx context.Context, o Options) []Result {
 	for range max(1, o.Jobs) {
 		wg.Go(func() {
 			for w := range work {
-				out := try(ctx, o.Self, n, cells[w[0]], seedOf(o.Seed, cells[w[0]], w[1]))
+				out := o.once(ctx, n, cells[w[0]], w[1])
 				mu.Lock()
 				outs[w[0]] = append(outs[w[0]], out)
 				for i := len(results); i < len(cells) && len(outs[i]) == o.Repeat && ctx.Err() == nil; i++ {
@@ -118,6 +119,14 @@ func Run(ctx context.Context, o Options) []Result {
 	close(work)
 	wg.Wait()
 	return results
+}
+
+func (o *Options) once(ctx context.Context, n *nursery, c Cell, again int) Outcome {
+	seed := seedOf(o.Seed, c, again)
+	if faultOf(c.Fault).gateway {
+		return tryOverGateway(ctx, o.Binary, n, c, seed)
+	}
+	return try(ctx, o.Self, n, c, seed)
 }
 
 // seedOf makes a run's own seed, so that a cell does the same whatever else is drilled.

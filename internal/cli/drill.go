@@ -91,7 +91,7 @@ func (f *drillFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 		t.progress = io.Discard
 	}
 	t.begin()
-	drill.Run(ctx, drill.Options{Self: []string{self, "drill-rank"}, Cells: cells, Repeat: f.repeat, Seed: f.seed, Jobs: f.jobs, Progress: t.add})
+	drill.Run(ctx, drill.Options{Self: []string{self, "drill-rank"}, Binary: self, Cells: cells, Repeat: f.repeat, Seed: f.seed, Jobs: f.jobs, Progress: t.add})
 	t.end(stderr)
 	switch {
 	case ctx.Err() != nil:
