@@ -21,6 +21,13 @@ func (r *run) heal() error {
 	if err := r.net.heal(r.wait); err != nil {
 		return err
 	}
+	if r.Fault == "drain" {
+		for _, x := range r.room.ranks[r.side] {
+			if err := r.until(x.name+" ends", x.done); err != nil {
+				return err
+			}
+		}
+	}
 	for _, x := range r.pair.inst[sideP].ranks {
 		if x.end() == 0 {
 			if _, err := x.do(r.wait, order{Op: "heal"}); err != nil && !errors.Is(err, errEnded) {
@@ -31,13 +38,6 @@ func (r *run) heal() error {
 	for x := range r.hurt {
 		if r.Fault == "stopped" && x.end() == 0 {
 			r.afterStop(x)
-		}
-	}
-	if r.Fault == "drain" {
-		for _, x := range r.room.ranks[r.side] {
-			if err := r.until(x.name+" ends", x.done); err != nil {
-				return err
-			}
 		}
 	}
 	for _, s := range []side{sideP, sideD} {

@@ -217,7 +217,7 @@ var faults = []*fault{
 	{name: "rank-killed", about: "one rank of two of the side gets SIGKILL", strike: (*run).killOne, late: true,
 		expect: settled(func(m Moment, s side) (p, d want) {
 			if s == sideP { // the other rank may have done its part by then
-				return mustSucceed.or(fails(cAborted, cDead)), byMoment(m, fails(cAway), fails(cDead))
+				return mustSucceed.or(fails(cAborted, cDead, cWrite)), byMoment(m, fails(cAway), fails(cDead))
 			}
 			return byMoment(m, fails(cAborted), fails(cDead, cWrite)), byMoment(m, fails(cAborted, cAway), fails(cDead, cWrite))
 		})},
