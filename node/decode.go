@@ -191,6 +191,9 @@ func (n *Decode) route(ev Routed) {
 		}
 	}
 	r.stamp = 0 // the owner may take its time to find pages
+	if r.posted {
+		r.stamp = n.arm(r.id, timerDeadline, n.cfg.Waiting)
+	}
 	e := note(r.id, "")
 	e.Pages = len(ev.Targets)
 	n.emit(event.Routed, e)
@@ -221,7 +224,9 @@ func (n *Decode) post(ev Post) error {
 	}
 	n.Ledger.Hold(ev.Pages)
 	r.posted, r.post, r.generation = true, ev, g
-	r.stamp = n.arm(r.id, timerDeadline, n.cfg.Waiting)
+	if r.routed {
+		r.stamp = n.arm(r.id, timerDeadline, n.cfg.Waiting)
+	}
 	n.do(OpenLease{r.id, r.epoch, g, ev.Pages, ev.Aux, ev.State})
 	n.publish(r)
 	return nil
