@@ -17,13 +17,15 @@ type Prefill struct {
 	sessions map[string]Registration
 	writes   map[WriteID]*write
 	next     WriteID
+	doubts   []doubt
 }
 
 // destination is one decode rank of a room.
 type destination struct {
 	Metadata
-	told bool // the verdict was sent to its endpoint, or must not be
-	past bool // it must not be told any more
+	told  bool // the verdict was sent to its endpoint, or must not be
+	past  bool // it must not be told any more
+	doubt bool // a write to it has ended, or taken so long, that bytes may still land
 }
 
 type chunk struct {
@@ -59,7 +61,7 @@ type sendRoom struct {
 	last           bool
 	held           []int32 // pages that the room holds in the ledger
 	outstanding    []*write
-	poisoned       bool // a failed write may still land
+	poisoned       bool // bytes of a write may still land
 	quiet          bool // Quiescent reported
 	acks           []ackTarget
 }
@@ -219,6 +221,7 @@ func (n *Prefill) unregister(session string) {
 		p.sessions = slices.DeleteFunc(p.sessions, func(s string) bool { return s == session })
 	}
 	delete(n.sessions, session)
+	n.doubts = slices.DeleteFunc(n.doubts, func(d doubt) bool { return d.session == session })
 	n.do(Unregistered{session})
 }
 
@@ -278,11 +281,11 @@ func (n *Prefill) refuse(ev Metadata, c room.Cause) {
 		return
 	}
 	n.use(ev.Endpoint)
-	if ev.Native {
+	if ev.Native && n.still(ev.Room, ev.Endpoint, ev.Epoch) {
 		n.do(SendRefused{ev.Endpoint, ev.Room, ev.Epoch, n.cfg.Rank, c})
 		return
 	}
-	n.do(SendStatus{ev.Endpoint, false, ev.Room, 0, room.Failed, n.cfg.Rank, c, 0})
+	n.do(SendStatus{ev.Endpoint, ev.Native, ev.Room, ev.Epoch, room.Failed, n.cfg.Rank, c, 0})
 }
 
 func (n *Prefill) drop(id room.ID, peer, what string) {
@@ -370,7 +373,9 @@ func (n *Prefill) settled(ev WriteSettled) {
 		n.emit(event.Applied, e)
 	} else {
 		n.emit(event.WriteFailed, e)
-		r.poisoned = r.poisoned || !ev.Proven
+		if !ev.Proven {
+			n.suspect(r, w.dst)
+		}
 		n.conclude(r, room.Failed, ev.Cause)
 	}
 	n.finish(r)
@@ -420,10 +425,10 @@ func (n *Prefill) conclude(r *sendRoom, verdict room.Status, cause room.Cause) {
 }
 
 // tell sends the verdict to every endpoint of a destination that is no dummy, once each. A foreign decode takes Failed for permission to
-// reuse its pages, so it is told only when every write has settled.
+// reuse its pages, so it is told only when every write has settled, and not at all when bytes may land even then.
 func (n *Prefill) tell(r *sendRoom) {
 	for i, d := range r.dsts {
-		if d.told || d.Dummy || !d.Native && len(r.outstanding) > 0 {
+		if d.told || d.Dummy || !d.Native && (len(r.outstanding) > 0 || r.poisoned) {
 			continue
 		}
 		d.told = true
@@ -460,7 +465,7 @@ func (n *Prefill) rest(r *sendRoom) {
 			n.emit(event.Quiescent, e)
 		}
 		for _, d := range r.dsts {
-			if r.status == room.Failed && !r.poisoned && d.Native && !d.Dummy && n.peers[d.Endpoint] != nil {
+			if r.status == room.Failed && !d.doubt && d.Native && !d.Dummy && n.peers[d.Endpoint] != nil {
 				n.quiescent(d.Endpoint, r.id, d.Epoch)
 			}
 		}

@@ -1,9 +1,45 @@
 package node
 
 import (
+	"slices"
+
 	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/room"
 )
+
+// doubt is a life of a room whose bytes may still land at a decode rank, however long ago it ended: its silence is never confirmed. It is
+// forgotten with the registration of the memory that it is about.
+type doubt struct {
+	room              room.ID
+	epoch             room.Epoch // zero: not known
+	session, endpoint string
+}
+
+// suspect notes that bytes for a destination may still land. Of a room's doubts the newest MaxTombstones are kept.
+func (n *Prefill) suspect(r *sendRoom, d *destination) {
+	r.poisoned = true
+	if d.doubt {
+		return
+	}
+	d.doubt = true
+	if len(n.doubts) >= MaxTombstones {
+		n.doubts = n.doubts[1:]
+	}
+	n.doubts = append(n.doubts, doubt{r.id, d.Epoch, d.Session, d.Endpoint})
+}
+
+// still reports that nothing of this rank is under way, or may still land, for a life of a room at an endpoint; a zero epoch means any.
+func (n *Prefill) still(id room.ID, endpoint string, e room.Epoch) bool {
+	meant := func(x room.Epoch) bool { return e == 0 || x == 0 || x == e }
+	if r := n.rooms[id]; r != nil {
+		for _, w := range r.outstanding {
+			if w.dst.Endpoint == endpoint && meant(w.dst.Epoch) {
+				return false
+			}
+		}
+	}
+	return !slices.ContainsFunc(n.doubts, func(d doubt) bool { return d.room == id && d.endpoint == endpoint && meant(d.epoch) })
+}
 
 func (n *Prefill) acknowledge(r *sendRoom) {
 	if r.poisoned { // no acknowledgement, ever
@@ -11,6 +47,9 @@ func (n *Prefill) acknowledge(r *sendRoom) {
 		return
 	}
 	for _, a := range r.acks {
+		if !n.still(r.id, a.endpoint, 0) {
+			continue
+		}
 		n.use(a.endpoint)
 		n.do(SendAck{a.endpoint, r.id, n.cfg.Rank, a.generation})
 	}
@@ -38,7 +77,7 @@ func (n *Prefill) abort(ev AbortHeard) {
 			n.bury(s)
 		}
 		n.calm(ev)
-		if ev.HasGeneration && ev.Endpoint != "" {
+		if ev.HasGeneration && ev.Endpoint != "" && n.still(ev.Room, ev.Endpoint, ev.Epoch) {
 			n.use(ev.Endpoint)
 			n.do(SendAck{ev.Endpoint, ev.Room, n.cfg.Rank, ev.Generation})
 		}
@@ -56,14 +95,12 @@ func (n *Prefill) abort(ev AbortHeard) {
 		n.conclude(r, room.Failed, cause)
 	}
 	n.rest(r)
-	if r.quiet && !r.poisoned {
-		n.calm(ev)
-	}
+	n.calm(ev)
 }
 
-// calm tells a native decode rank that nothing of this rank is under way for the life of the room that it aborted.
+// calm tells a native decode rank that nothing of this rank is under way for the life of the room that it aborted, if that is so.
 func (n *Prefill) calm(ev AbortHeard) {
-	if ev.Epoch != 0 && ev.Endpoint != "" {
+	if ev.Epoch != 0 && ev.Endpoint != "" && n.still(ev.Room, ev.Endpoint, ev.Epoch) {
 		n.quiescent(ev.Endpoint, ev.Room, ev.Epoch)
 	}
 }

@@ -81,8 +81,10 @@ func (n *Prefill) tick() {
 		}
 		switch {
 		case t.kind == timerSettle && len(r.outstanding) > 0:
-			r.poisoned = true
 			for _, d := range r.dsts {
+				if !d.Native && !d.Dummy {
+					n.suspect(r, d)
+				}
 				d.told, d.past = true, true // what is still under way may land at any time: this decode must not learn that its pages are free
 			}
 			for _, w := range r.outstanding {

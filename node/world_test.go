@@ -30,7 +30,8 @@ type world struct {
 	quiet    map[string]Proof
 	cleared  map[string]bool
 	pages    map[string]map[room.ID]lease
-	failNext int // so many writes fail
+	failNext int  // so many writes fail
+	doubt    bool // and their bytes may land all the same
 	hold     bool
 	held     []func()
 	trace    uint64
@@ -215,7 +216,7 @@ func (w *world) doP(i int, a Action) {
 		f := func() {
 			if w.failNext > 0 {
 				w.failNext--
-				w.stepP(i, WriteSettled{Write: a.Write, Err: errors.New("write"), Cause: room.NewCause(room.TransferFailed, room.Prefill, a.Session, "")})
+				w.stepP(i, WriteSettled{Write: a.Write, Proven: !w.doubt, Err: errors.New("write"), Cause: room.NewCause(room.TransferFailed, room.Prefill, a.Session, "")})
 				return
 			}
 			w.land(i, a)
