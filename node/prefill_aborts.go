@@ -1,45 +1,9 @@
 package node
 
 import (
-	"slices"
-
 	"github.com/kvferry/kvferry/event"
 	"github.com/kvferry/kvferry/room"
 )
-
-// doubt is a life of a room whose bytes may still land at a decode rank, however long ago it ended: its silence is never confirmed. It is
-// forgotten with the registration of the memory that it is about.
-type doubt struct {
-	room              room.ID
-	epoch             room.Epoch // zero: not known
-	session, endpoint string
-}
-
-// suspect notes that bytes for a destination may still land. Of a room's doubts the newest MaxTombstones are kept.
-func (n *Prefill) suspect(r *sendRoom, d *destination) {
-	r.poisoned = true
-	if d.doubt {
-		return
-	}
-	d.doubt = true
-	if len(n.doubts) >= MaxTombstones {
-		n.doubts = n.doubts[1:]
-	}
-	n.doubts = append(n.doubts, doubt{r.id, d.Epoch, d.Session, d.Endpoint})
-}
-
-// still reports that nothing of this rank is under way, or may still land, for a life of a room at an endpoint; a zero epoch means any.
-func (n *Prefill) still(id room.ID, endpoint string, e room.Epoch) bool {
-	meant := func(x room.Epoch) bool { return e == 0 || x == 0 || x == e }
-	if r := n.rooms[id]; r != nil {
-		for _, w := range r.outstanding {
-			if w.dst.Endpoint == endpoint && meant(w.dst.Epoch) {
-				return false
-			}
-		}
-	}
-	return !slices.ContainsFunc(n.doubts, func(d doubt) bool { return d.room == id && d.endpoint == endpoint && meant(d.epoch) })
-}
 
 func (n *Prefill) acknowledge(r *sendRoom) {
 	if r.poisoned { // no acknowledgement, ever
@@ -130,5 +94,6 @@ func (r *sendRoom) owe(a ackTarget) {
 
 // quiescent tells a native decode rank, until it acknowledges it, that this rank has no write for a life of a room any more.
 func (n *Prefill) quiescent(endpoint string, id room.ID, e room.Epoch) {
+	n.promised.add(e, false, n.now)
 	n.mail(n.use(endpoint), id, func(seq uint64) Action { return SendQuiescent{endpoint, id, e, n.cfg.Rank, seq} })
 }

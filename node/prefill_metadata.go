@@ -1,0 +1,103 @@
+package node
+
+import (
+	"slices"
+
+	"github.com/kvferry/kvferry/room"
+)
+
+func (n *Prefill) register(ev Registration) {
+	n.meet(n.use(ev.Endpoint), ev.Instance)
+	if old, ok := n.sessions[ev.Session]; ok && old.Endpoint != ev.Endpoint {
+		n.unregister(ev.Session)
+	}
+	n.sessions[ev.Session] = ev
+	p := n.peers[ev.Endpoint]
+	if !slices.Contains(p.sessions, ev.Session) {
+		p.sessions = append(p.sessions, ev.Session)
+	}
+}
+
+func (n *Prefill) unregister(session string) {
+	if p := n.peers[n.sessions[session].Endpoint]; p != nil {
+		p.sessions = slices.DeleteFunc(p.sessions, func(s string) bool { return s == session })
+	}
+	delete(n.sessions, session)
+	n.doubts = slices.DeleteFunc(n.doubts, func(d doubt) bool { return d.session == session })
+	n.do(Unregistered{session})
+}
+
+func (n *Prefill) metadata(ev Metadata) {
+	r := n.rooms[ev.Room]
+	if r == nil {
+		if t, over := n.tombs.get(ev.Room, n.now); over && t.covers(ev.Epoch) && !t.cause.IsZero() {
+			n.refuse(ev, t.cause)
+			return
+		}
+	}
+	if p, ok := n.promised.get(ev.Epoch, n.now); ok {
+		n.again(ev, r, p)
+		return
+	}
+	if s, ok := n.sessions[ev.Session]; !ok && !ev.Dummy {
+		n.refuse(ev, room.Causef(room.Invalid, room.Prefill, ev.Endpoint, "session %s sent metadata before it registered", ev.Session))
+		return
+	} else if s.Refused != "" {
+		n.refuse(ev, room.NewCause(room.Incompatible, room.Prefill, ev.Endpoint, s.Refused))
+		return
+	}
+	switch {
+	case r == nil && (n.unserved >= MaxUnserved || len(n.rooms) >= MaxRooms):
+		n.refuse(ev, room.NewCause(room.Exhausted, room.Prefill, ev.Endpoint, "too many rooms wait for their request"))
+		return
+	case r == nil:
+		r = n.create(ev.Room)
+		n.unserved++
+		r.stamp = n.arm(r.id, timerDeadline, n.cfg.Bootstrap)
+	case r.status == room.Failed:
+		n.refuse(ev, r.cause)
+		return
+	case r.status > room.WaitingForInput || r.closed:
+		n.drop(ev.Room, ev.Endpoint, "metadata for a room that is under way")
+		return
+	}
+	d := &destination{Metadata: ev}
+	for i, old := range r.dsts {
+		if old.Session == ev.Session {
+			r.dsts[i], d = d, nil
+			break
+		}
+	}
+	if d != nil {
+		r.dsts = append(r.dsts, d)
+	}
+	n.use(ev.Endpoint).rooms.add(r.id)
+	n.bootstrap(r)
+}
+
+// again answers metadata of a life for which this rank has said that it writes nothing more.
+func (n *Prefill) again(ev Metadata, r *sendRoom, p promise) {
+	if p.done {
+		n.drop(ev.Room, ev.Endpoint, "metadata for a life of the room that has succeeded")
+		return
+	}
+	c := room.NewCause(room.Aborted, room.Prefill, ev.Endpoint, "this life of the room is over")
+	if r != nil && r.status == room.Failed && r.knows(ev.Epoch) {
+		c = r.cause
+	}
+	n.refuse(ev, c)
+}
+
+// refuse answers metadata that is not served with its cause, to a foreign peer by its status message.
+func (n *Prefill) refuse(ev Metadata, c room.Cause) {
+	if ev.Dummy || ev.Endpoint == "" {
+		return
+	}
+	n.use(ev.Endpoint)
+	if ev.Native && n.still(ev.Room, ev.Endpoint, ev.Epoch) {
+		n.promised.add(ev.Epoch, false, n.now)
+		n.do(SendRefused{ev.Endpoint, ev.Room, ev.Epoch, n.cfg.Rank, c})
+		return
+	}
+	n.do(SendStatus{ev.Endpoint, ev.Native, ev.Room, ev.Epoch, room.Failed, n.cfg.Rank, c, 0})
+}

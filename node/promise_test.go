@@ -1,0 +1,69 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/kvferry/kvferry/room"
+)
+
+// What a prefill rank has said of a life of a room holds when its metadata comes again, also when the number has a new sender by then: after a
+// refusal and after "quiescent" nothing is written, after a success there is no failure either.
+func TestMetadataOfALifeThatIsOver(t *testing.T) {
+	for _, how := range []string{"refused", "quiescent", "success"} {
+		w := pair(t)
+		m := w.p[0].rooms[7].dsts[0].Metadata
+		switch how {
+		case "refused":
+			m.Room, m.Epoch = 8, 99
+			w.stepP(0, OpenSend{m.Room})
+			w.stepP(0, Fail{m.Room, room.NewCause(room.ClientGone, room.Prefill, "", "")})
+			w.stepP(0, Clear{m.Room})
+			w.stepP(0, m)
+		case "quiescent":
+			w.stepP(0, Fail{7, room.NewCause(room.ClientGone, room.Prefill, "", "")})
+		default:
+			w.send(7)
+		}
+		w.run()
+		w.stepP(0, Clear{m.Room})
+		w.stepP(0, OpenSend{m.Room})
+		refusals := w.refusals(m)
+		w.hold = true
+		w.send(m.Room)
+		if len(w.held) > 0 {
+			t.Errorf("%s: it is written to", how)
+		}
+		if want := how != "success"; refusals > 0 != want {
+			t.Errorf("%s: refused %d times", how, refusals)
+		}
+		for range 3 * MaxTombstones / 2 {
+			w.p[0].promised.add(room.Epoch(w.rng.Uint64()), false, w.now)
+		}
+		if n := len(w.p[0].promised.at); n > MaxTombstones || n != len(w.p[0].promised.queue) {
+			t.Errorf("%d promises", n)
+		}
+		w.pass(TombstoneLife)
+		if w.p[0].promised.expire(w.now); len(w.p[0].promised.at) != 0 {
+			t.Error("promises do not expire")
+		}
+	}
+}
+
+// refusals steps prefill 0 and counts what it sends that fails the room on decode.
+func (w *world) refusals(ev Event) (n int) {
+	as, err := w.p[0].Step(w.now, ev)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, a := range as {
+		switch a := a.(type) {
+		case SendRefused:
+			n++
+		case SendStatus:
+			if a.Status == room.Failed {
+				n++
+			}
+		}
+	}
+	return n
+}
