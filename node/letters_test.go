@@ -214,3 +214,16 @@ func TestUnproven(t *testing.T) {
 		}
 	}
 }
+// An abort that waits for a connection asks for an acknowledgement like any other when pages were published, else they are never proven free.
+func TestAbortThatWaitsForTheConnectionIsAcknowledged(t *testing.T) {
+	w := newWorld(t, 1, 1, 1, false)
+	w.open(7, true)
+	w.run()
+	w.stepD(0, PeerDown{pEnd(0), "reset"})
+	w.stepD(0, Fail{7, room.NewCause(room.ClientGone, room.Decode, "", "")})
+	w.run()
+	w.stepD(0, PeerUp{Endpoint: pEnd(0)})
+	w.run()
+	w.end(7)
+	w.noWithheld()
+}
