@@ -31,6 +31,7 @@ const (
 	MaxTombstones = 1 << 16
 	MaxNamed      = 1 << 16 // rooms of one SendQueued
 	TombstoneLife = 60 * time.Second
+	LostLife      = time.Hour // how long prefill keeps the registration of a decode rank that is silent and does not come back
 )
 
 // Config is fixed for a node's life. Zero values take the defaults.
@@ -188,7 +189,8 @@ type peer struct {
 	suspect  bool            // silent for long
 	leaving  bool            // it has said goodbye
 	queues   bool            // decode: it names the rooms that its scheduler holds
-	lost     bool            // it is dead, nothing is sent to it any more
+	lost     bool            // it is taken for dead, nothing is sent to it any more; kept if something is open until it answers or refuses
+	since    time.Time       // when it was lost
 	known    bool            // instance was told
 	instance room.InstanceID // zero: foreign
 	heard    time.Time
@@ -226,6 +228,13 @@ func (c *core) forget(p *peer) {
 	c.do(Disconnect{p.endpoint})
 }
 
+// retry parts with a condemned peer and connects anew: what answers there, or that nothing does, settles what it has left open.
+func (c *core) retry(p *peer) {
+	c.do(Disconnect{p.endpoint})
+	c.do(Connect{p.endpoint})
+	p.up, p.broke, p.lost, p.since = false, true, true, c.now
+}
+
 // silent lists the peers that are to be condemned now. After a pause of our own all clocks start again.
 func (c *core) silent() (dead []*peer) {
 	if !c.last.IsZero() && c.now.Sub(c.last) > 10*TickInterval {
@@ -235,6 +244,9 @@ func (c *core) silent() (dead []*peer) {
 	}
 	c.last = c.now
 	for _, p := range c.order {
+		if p.lost {
+			continue
+		}
 		silence := c.now.Sub(p.heard)
 		if c.cfg.CondemnAfter >= 0 && silence > c.cfg.CondemnAfter {
 			dead = append(dead, p)

@@ -180,6 +180,9 @@ func (n *Decode) route(ev Routed) {
 	for _, t := range ev.Targets {
 		r.targets = append(r.targets, target{Target: t})
 		p := n.use(t.Endpoint)
+		if p.lost {
+			avoid = room.NewCause(room.Unavailable, room.Decode, t.Endpoint, "it has been silent and has not come back")
+		}
 		p.rooms.add(r.id)
 		p.rank = t.Rank
 		n.index(p)

@@ -12,18 +12,23 @@ func (n *Decode) sendAborts(r *recvRoom) {
 		if p == nil || p.lost || t.failed && p.native() {
 			continue
 		}
-		if r.abort == 0 && r.published {
-			n.abortCount++
-			r.abort = n.abortCount
-			n.aborts[r.abort] = r
-		}
-		a := SendAbort{Endpoint: t.Endpoint, Room: r.id, Epoch: r.epoch, Generation: r.abort, Cause: r.cause}
+		a := SendAbort{Endpoint: t.Endpoint, Room: r.id, Epoch: r.epoch, Generation: n.numbered(r), Cause: r.cause}
 		if p.up {
 			n.sendAbort(p, a)
 		} else {
 			p.owed = append(p.owed, a) // it may have heard of the room, from its own side if not from here
 		}
 	}
+}
+
+// numbered is the generation of a room's ABORT; 0 when nothing was published, so that nothing needs to be acknowledged.
+func (n *Decode) numbered(r *recvRoom) int64 {
+	if r.abort == 0 && r.published {
+		n.abortCount++
+		r.abort = n.abortCount
+		n.aborts[r.abort] = r
+	}
+	return r.abort
 }
 
 // sendAbort sends an ABORT; a native peer has to acknowledge it.

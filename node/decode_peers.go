@@ -20,6 +20,7 @@ func (n *Decode) peerUp(ev PeerUp) {
 		delete(n.byRank, rankKey{p.instance, p.rank})
 		p.leaving, p.queues = false, false
 	}
+	back := p.lost
 	again := n.connected(p, ev.Instance)
 	n.index(p)
 	n.emit(event.PeerUp, note(0, ev.Endpoint))
@@ -31,6 +32,9 @@ func (n *Decode) peerUp(ev PeerUp) {
 		n.sendAbort(p, a)
 	}
 	p.owed = nil
+	if back {
+		n.ask(p)
+	}
 	for _, id := range slices.Clone(p.rooms.list) {
 		r := n.rooms[id]
 		if again && p.native() && !r.status.Terminal() {
@@ -107,7 +111,31 @@ func (n *Decode) tick() {
 	}
 	for _, p := range n.silent() {
 		n.lose(p, room.Causef(room.PeerSilent, room.Decode, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter), false)
-		n.release(p)
+		delete(n.byRank, rankKey{p.instance, p.rank})
+		n.retry(p)
+	}
+	for _, p := range slices.Clone(n.order) {
+		if p.lost && len(p.rooms.list)+len(p.withheld.list) == 0 {
+			n.release(p)
+		}
+	}
+}
+
+// ask aborts once more what a peer may still write to that was taken for dead and is back: its acknowledgement is the proof that it does not.
+func (n *Decode) ask(p *peer) {
+	var open []*recvRoom
+	for _, id := range p.rooms.list {
+		open = append(open, n.rooms[id])
+	}
+	for _, e := range p.withheld.list {
+		open = append(open, n.withheld[e])
+	}
+	for _, r := range open {
+		for _, t := range r.targets {
+			if t.Endpoint == p.endpoint && t.sent && !t.silent && r.status == room.Failed {
+				n.sendAbort(p, SendAbort{Endpoint: p.endpoint, Room: r.id, Epoch: r.epoch, Generation: n.numbered(r), Cause: r.cause})
+			}
+		}
 	}
 }
 

@@ -214,6 +214,7 @@ func TestUnproven(t *testing.T) {
 		}
 	}
 }
+
 // An abort that waits for a connection asks for an acknowledgement like any other when pages were published, else they are never proven free.
 func TestAbortThatWaitsForTheConnectionIsAcknowledged(t *testing.T) {
 	w := newWorld(t, 1, 1, 1, false)

@@ -8,6 +8,7 @@ import (
 
 func (n *Prefill) register(ev Registration) {
 	n.meet(n.use(ev.Endpoint), ev.Instance)
+	n.back(n.peers[ev.Endpoint])
 	if old, ok := n.sessions[ev.Session]; ok && old.Endpoint != ev.Endpoint {
 		n.unregister(ev.Session)
 	}
@@ -71,7 +72,9 @@ func (n *Prefill) metadata(ev Metadata) {
 	if d != nil {
 		r.dsts = append(r.dsts, d)
 	}
-	n.use(ev.Endpoint).rooms.add(r.id)
+	p := n.use(ev.Endpoint)
+	n.back(p)
+	p.rooms.add(r.id)
 	n.bootstrap(r)
 }
 

@@ -23,7 +23,7 @@ func (n *Prefill) peerUp(ev PeerUp) {
 // meet notes which instance answers at an endpoint. Another one than before ends the rooms and registrations of the old one.
 func (n *Prefill) meet(p *peer, id room.InstanceID) {
 	if p.known && p.instance != id {
-		n.lose(p, room.NewCause(room.PeerRestarted, room.Prefill, p.endpoint, ""))
+		n.lose(p, room.NewCause(room.PeerRestarted, room.Prefill, p.endpoint, ""), true)
 		n.disown(p)
 		n.unmail(p)
 		p.leaving = false
@@ -39,25 +39,25 @@ func (n *Prefill) disown(p *peer) {
 
 func (n *Prefill) refused(ev PeerRefused) {
 	if p := n.peers[ev.Endpoint]; p != nil {
-		n.lose(p, room.NewCause(room.PeerDead, room.Prefill, ev.Endpoint, ev.Text))
+		n.lose(p, room.NewCause(room.PeerDead, room.Prefill, ev.Endpoint, ev.Text), true)
 		n.disown(p)
 		n.forget(p)
 	}
 }
 
-// lose fails every room of a peer, which is past being told.
-func (n *Prefill) lose(p *peer, cause room.Cause) {
+// lose fails every room of a peer. dead: its process is gone, so that it is past being told.
+func (n *Prefill) lose(p *peer, cause room.Cause, dead bool) {
 	e := note(0, p.endpoint)
 	e.Cause = cause
 	n.emit(event.PeerDead, e)
 	for _, id := range slices.Clone(p.rooms.list) {
 		r := n.rooms[id]
 		for _, d := range r.dsts {
-			if d.Endpoint == p.endpoint {
+			if d.Endpoint == p.endpoint && dead {
 				d.told, d.past = true, true
 			}
 		}
-		r.acks = slices.DeleteFunc(r.acks, func(a ackTarget) bool { return a.endpoint == p.endpoint })
+		r.acks = slices.DeleteFunc(r.acks, func(a ackTarget) bool { return dead && a.endpoint == p.endpoint })
 		for _, w := range r.outstanding {
 			if w.dst.Endpoint == p.endpoint {
 				n.do(CancelWrite{w.id})
@@ -101,9 +101,22 @@ func (n *Prefill) tick() {
 		}
 	}
 	n.tombs.expire(n.now)
-	for _, p := range n.silent() { // its process may still be there and go on, so its registrations stay
-		n.lose(p, room.Causef(room.PeerSilent, room.Prefill, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter))
-		n.forget(p)
+	for _, p := range n.silent() { // its process may still be there and go on, so its registrations stay until something else is known
+		n.retry(p) // what is said from here on waits for the new connection
+		n.lose(p, room.Causef(room.PeerSilent, room.Prefill, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter), false)
+	}
+	for _, p := range slices.Clone(n.order) {
+		if p.lost && (len(p.sessions) == 0 || n.now.Sub(p.since) > LostLife) {
+			n.disown(p)
+			n.forget(p)
+		}
+	}
+}
+
+// back notes a sign of life of a peer by its own message, when the connection to it is not up again.
+func (n *Prefill) back(p *peer) {
+	if p.lost {
+		p.lost, p.suspect, p.heard = false, false, n.now
 	}
 }
 

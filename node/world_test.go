@@ -30,8 +30,9 @@ type world struct {
 	quiet    map[string]Proof
 	cleared  map[string]bool
 	pages    map[string]map[room.ID]lease
-	failNext int  // so many writes fail
-	doubt    bool // and their bytes may land all the same
+	dials    []func() // connections that found nobody
+	failNext int      // so many writes fail
+	doubt    bool     // and their bytes may land all the same
 	hold     bool
 	held     []func()
 	trace    uint64
@@ -105,6 +106,11 @@ func (w *world) run() {
 func (w *world) pass(d time.Duration) {
 	for end := w.now.Add(d); w.now.Before(end); {
 		w.now = w.now.Add(TickInterval)
+		dials := w.dials
+		w.dials = nil
+		for _, f := range dials {
+			f()
+		}
 		for i := range w.p {
 			for j := range w.d {
 				if !w.dead[dEnd(j)] && !w.cut[dEnd(j)] {
@@ -276,6 +282,7 @@ func (w *world) connect(endpoint string, step func(Event)) {
 		case w.dead[endpoint]:
 			step(PeerRefused{endpoint, "connection refused"})
 		case w.cut[endpoint]:
+			w.dials = append(w.dials, func() { w.connect(endpoint, step) })
 		default:
 			step(PeerUp{endpoint, w.inst[endpoint]})
 		}
