@@ -228,3 +228,33 @@ func TestAbortThatWaitsForTheConnectionIsAcknowledged(t *testing.T) {
 	w.end(7)
 	w.noWithheld()
 }
+
+// A pair that can't exchange KV fails on both sides at once, whichever of metadata and request comes first.
+func TestPairThatIsTurnedAway(t *testing.T) {
+	for _, native := range []bool{true, false} {
+		for _, code := range []room.Code{room.Incompatible, room.Invalid} {
+			for _, first := range []bool{true, false} {
+				w := newWorld(t, 1, 1, 1, native)
+				reg := Registration{Session: dEnd(0), Endpoint: dEnd(0), Instance: w.inst[dEnd(0)], Refused: "another layout"}
+				if code == room.Invalid {
+					reg.Session, reg.Refused = "another", ""
+				}
+				w.stepP(0, reg)
+				if first {
+					w.stepP(0, OpenSend{7})
+				}
+				w.stepP(0, Metadata{Room: 7, Session: dEnd(0), Endpoint: dEnd(0), Native: native, Epoch: map[bool]room.Epoch{true: 5}[native], Pages: []int32{1}, Aux: -1, Required: 1})
+				if !first {
+					w.stepP(0, OpenSend{7})
+				}
+				if s, c := w.verdictOf(room.Prefill, 7); s != room.Failed || c != code {
+					t.Errorf("native %v, request first %v: %v %v, want %v", native, first, s, c, code)
+				}
+				w.stepP(0, Clear{7})
+				if c := w.p[0].Counts(); c.Rooms+c.Unserved != 0 {
+					t.Errorf("%+v", c)
+				}
+			}
+		}
+	}
+}

@@ -41,10 +41,10 @@ func (n *Prefill) metadata(ev Metadata) {
 		return
 	}
 	if s, ok := n.sessions[ev.Session]; !ok && !ev.Dummy {
-		n.refuse(ev, room.Causef(room.Invalid, room.Prefill, ev.Endpoint, "session %s sent metadata before it registered", ev.Session))
+		n.turnAway(ev, r, room.Causef(room.Invalid, room.Prefill, ev.Endpoint, "session %s sent metadata before it registered", ev.Session))
 		return
 	} else if s.Refused != "" {
-		n.refuse(ev, room.NewCause(room.Incompatible, room.Prefill, ev.Endpoint, s.Refused))
+		n.turnAway(ev, r, room.NewCause(room.Incompatible, room.Prefill, ev.Endpoint, s.Refused))
 		return
 	}
 	switch {
@@ -76,6 +76,22 @@ func (n *Prefill) metadata(ev Metadata) {
 	n.back(p)
 	p.rooms.add(r.id)
 	n.bootstrap(r)
+}
+
+// turnAway refuses metadata of a pair that can't exchange KV. The room has no other decode rank to wait for, whether its request is here or
+// still to come.
+func (n *Prefill) turnAway(ev Metadata, r *sendRoom, c room.Cause) {
+	n.refuse(ev, c)
+	switch {
+	case r == nil:
+		s := tombstone{id: ev.Room, cause: c, overtaken: true}
+		if ev.Epoch != 0 {
+			s.epochs = []room.Epoch{ev.Epoch}
+		}
+		n.bury(s)
+	case r.status < room.WaitingForInput && !r.status.Terminal():
+		n.conclude(r, room.Failed, c)
+	}
 }
 
 // again answers metadata of a life for which this rank has said that it writes nothing more.
