@@ -6,6 +6,8 @@ SHELL := /bin/bash
 ARGS ?=
 FUZZTIME ?= 10m
 BENCH ?= .
+SEEDS ?= 100000
+FROM ?= 1
 CACHE := $(CURDIR)/.cache
 PYENV := $(CACHE)/pyenv
 PYTHON := $(PYENV)/bin/python
@@ -16,7 +18,7 @@ LDFLAGS := -s -w -X github.com/kvferry/kvferry/internal/cli.Version=$(VERSION)
 # The product needs no C compiler; the race detector does, and sets this to 1 for itself (tools/check).
 export CGO_ENABLED := 0
 
-.PHONY: help up build test lint fuzz bench bench-interop cc pyenv interop interop-full smollm2 clean
+.PHONY: help up build test lint fuzz bench bench-interop sim cc pyenv interop interop-full smollm2 clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +40,9 @@ lint: $(CHECK) $(KVLINT) ## gofmt, go vet, kvlint (staticcheck, errcheck and mor
 
 fuzz: $(CHECK) ## fuzz every target for FUZZTIME (10m) each
 	@$(CHECK) -cache $(CACHE) -only fuzz -fuzz-each $(FUZZTIME) -fuzz-total 1000h
+
+sim: ## the protocol in SEEDS (100000) simulated worlds with faults, from seed FROM (1) on
+	@go test -vet=off -count=1 -timeout 2h -run 'TestSeeds$$' ./sim -sim.seeds $(SEEDS) -sim.from $(FROM)
 
 bench: ## all benchmarks, or those that match BENCH; against pyzmq where `make pyenv` has run
 	@if [ -x $(PYTHON) ]; then export KVFERRY_PYTHON=$(PYTHON); fi; go test -vet=off -run '^$$' -bench '$(BENCH)' -benchmem ./...

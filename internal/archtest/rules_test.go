@@ -67,6 +67,7 @@ var pure = []purity{
 	{pkg: "wire", also: map[string]string{"unsafe": "page lists are viewed as little-endian words without a copy"}},
 	{pkg: "kvlayout"},
 	{pkg: "node"},
+	{pkg: "sim"},
 }
 
 // refused are functions of allowed packages that read a clock, print, or draw from a global source.
