@@ -30,14 +30,20 @@ func (n *Prefill) unregister(session string) {
 
 func (n *Prefill) metadata(ev Metadata) {
 	r := n.rooms[ev.Room]
-	if r == nil {
-		if t, over := n.tombs.get(ev.Room, n.now); over && t.covers(ev.Epoch) && !t.cause.IsZero() {
-			n.refuse(ev, t.cause)
-			return
-		}
-	}
-	if p, ok := n.promised.get(ev.Epoch, n.now); ok {
-		n.again(ev, r, p)
+	said, ok := n.promised.get(ev.Epoch, n.now)
+	t, over := n.tombs.get(ev.Room, n.now)
+	switch {
+	case ok && said.done:
+		n.drop(ev.Room, ev.Endpoint, "metadata for a life of the room that has succeeded")
+		return
+	case r != nil && r.status == room.Failed:
+		n.refuse(ev, r.cause)
+		return
+	case r == nil && over && t.covers(ev.Epoch) && !t.cause.IsZero():
+		n.refuse(ev, t.cause)
+		return
+	case ok:
+		n.refuse(ev, room.NewCause(room.Aborted, room.Prefill, ev.Endpoint, "this life of the room is over"))
 		return
 	}
 	if s, ok := n.sessions[ev.Session]; !ok && !ev.Dummy {
@@ -55,9 +61,6 @@ func (n *Prefill) metadata(ev Metadata) {
 		r = n.create(ev.Room)
 		n.unserved++
 		r.stamp = n.arm(r.id, timerDeadline, n.cfg.Bootstrap)
-	case r.status == room.Failed:
-		n.refuse(ev, r.cause)
-		return
 	case r.status > room.WaitingForInput || r.closed:
 		n.drop(ev.Room, ev.Endpoint, "metadata for a room that is under way")
 		return
@@ -92,19 +95,6 @@ func (n *Prefill) turnAway(ev Metadata, r *sendRoom, c room.Cause) {
 	case r.status < room.WaitingForInput && !r.status.Terminal():
 		n.conclude(r, room.Failed, c)
 	}
-}
-
-// again answers metadata of a life for which this rank has said that it writes nothing more.
-func (n *Prefill) again(ev Metadata, r *sendRoom, p promise) {
-	if p.done {
-		n.drop(ev.Room, ev.Endpoint, "metadata for a life of the room that has succeeded")
-		return
-	}
-	c := room.NewCause(room.Aborted, room.Prefill, ev.Endpoint, "this life of the room is over")
-	if r != nil && r.status == room.Failed && r.knows(ev.Epoch) {
-		c = r.cause
-	}
-	n.refuse(ev, c)
 }
 
 // refuse answers metadata that is not served with its cause, to a foreign peer by its status message.

@@ -67,3 +67,31 @@ func (w *world) refusals(ev Event) (n int) {
 	}
 	return n
 }
+
+// Late metadata of a room that has failed gets the room's cause, also when the decode rank's registration went with it; a life that has
+// succeeded stays so whatever became of the number since.
+func TestLateMetadataHasTheFirstCause(t *testing.T) {
+	w := underway(t, true)
+	m := w.p[0].rooms[7].dsts[0].Metadata
+	w.stepP(0, Fail{7, room.NewCause(room.ClientGone, room.Prefill, "", "")})
+	w.stepP(0, PeerRefused{dEnd(0), "refused"})
+	as, err := w.p[0].Step(w.now, m)
+	if got, ok := as[len(as)-1].(SendStatus); err != nil || !ok || got.Cause.Code != room.ClientGone {
+		t.Errorf("%T%+v", as[len(as)-1], as[len(as)-1])
+	}
+
+	w = pair(t)
+	m = w.p[0].rooms[7].dsts[0].Metadata
+	w.send(7)
+	w.run()
+	w.stepP(0, Clear{7})
+	w.stepP(0, OpenSend{7})
+	w.stepP(0, Fail{7, room.NewCause(room.ClientGone, room.Prefill, "", "")})
+	if n := w.refusals(m); n != 0 {
+		t.Error("the failed life speaks for the one that has succeeded")
+	}
+	w.stepP(0, Clear{7})
+	if n := w.refusals(m); n != 0 {
+		t.Error("its tombstone speaks for the one that has succeeded")
+	}
+}
