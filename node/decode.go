@@ -276,7 +276,8 @@ func (n *Decode) apply(ev StatusHeard) {
 	t := &r.targets[i]
 	switch ev.Status {
 	case room.Success:
-		t.answered, t.silent = true, true
+		t.answered = true
+		t.silent = t.silent || ev.Epoch != 0 || !n.cfg.Coverage // without an epoch it may be about an older life of the number
 		n.finish(r)
 	case room.Failed:
 		t.failed = true

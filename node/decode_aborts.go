@@ -58,10 +58,14 @@ func (n *Decode) silenced(r *recvRoom, rank int) {
 	n.rest(r)
 }
 
+// silenced says that a prefill rank is known to write nothing more. A foreign one's Success, which may be about an older life of the number,
+// is as good as its word when every byte is in place.
+func (r *recvRoom) silenced(t target) bool { return t.silent || t.answered && r.covered }
+
 // writersSilent reports that no prefill rank can write to the room's pages any more.
 func (r *recvRoom) writersSilent() bool {
 	for _, t := range r.targets {
-		if t.sent && !t.silent && !t.Dummy {
+		if t.sent && !t.Dummy && !r.silenced(t) {
 			return false
 		}
 	}
@@ -79,7 +83,7 @@ func (n *Decode) Silent(id room.ID, e room.Epoch) int {
 	}
 	count := 0
 	for _, t := range r.targets {
-		if t.silent {
+		if r.silenced(t) {
 			count++
 		}
 	}

@@ -95,3 +95,23 @@ func TestLateMetadataHasTheFirstCause(t *testing.T) {
 		t.Error("its tombstone speaks for the one that has succeeded")
 	}
 }
+
+// The Success of a foreign prefill rank may be about an older life of the number: it proves that nothing is written any more only when every
+// byte is in place.
+func TestForeignSuccessAloneIsNoProofOfSilence(t *testing.T) {
+	for _, covered := range []bool{false, true} {
+		w := newWorld(t, 1, 1, 1, false)
+		w.open(7, true)
+		w.run()
+		w.stepD(0, StatusHeard{Room: 7, Rank: 0, Status: room.Success})
+		if covered {
+			w.stepD(0, Covered{Room: 7})
+		}
+		w.cut[pEnd(0)] = true // so that its abort is not acknowledged
+		w.stepD(0, Fail{7, room.NewCause(room.ClientGone, room.Decode, "", "")})
+		w.run()
+		if got := w.d[0].Counts().UnprovenGenerations; got != 1 && !covered || got != 0 && covered {
+			t.Errorf("covered %v: %d generations are withheld", covered, got)
+		}
+	}
+}
