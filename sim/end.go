@@ -159,7 +159,7 @@ func (p *proc) empty() {
 	}
 	c := p.node.Counts()
 	for _, q := range p.w.procs {
-		if q.gone && !q.vanished && p.registered[q.session] {
+		if q.gone && !q.vanished && p.registered[q.session] && !p.w.net.at[q.endpoint].vanished {
 			p.w.violate("empty", "%v keeps the registration of %v, which is gone", p, q)
 		}
 		if q.gone && !q.vanished && p.conns[q.endpoint] != nil && p.w.net.at[q.endpoint] == q {

@@ -121,7 +121,6 @@ type write struct {
 	ok      bool
 	life    *life
 	threat  bool // it may still land
-	cancel  bool
 }
 
 var errWrite = errors.New("the write failed")
@@ -172,7 +171,7 @@ func (p *proc) startable(x *write) {
 		p.w.violate("writes", "%v: %d pages to %d", p, len(a.Src), len(a.Dst))
 	}
 	numbers := a.Dst
-	if a.Last && a.DstAux >= 0 && a.SrcAux >= 0 {
+	if x.withAux() {
 		numbers = append(append([]int32(nil), a.Dst...), a.DstAux)
 	}
 	for _, n := range numbers {
@@ -199,11 +198,10 @@ func (p *proc) startable(x *write) {
 // land puts half of a write in place.
 func (x *write) land(half int) {
 	w := x.p.w
-	if x.p.gone || x.cancel && !x.threat {
-		x.calm()
+	if x.p.gone {
 		return
 	}
-	if x.to != nil && !x.to.gone {
+	if x.threat && !x.to.gone {
 		wait := w.hole(x.p, x.to)
 		if w.cfg.Virtual || w.cfg.Coverage { // its process puts the bytes in place
 			wait = max(wait, x.to.until)
@@ -212,25 +210,12 @@ func (x *write) land(half int) {
 			w.push(wait, func() { x.land(half) })
 			return
 		}
-		end := (len(x.a.Dst) + 1) / 2
-		if half == 1 {
-			end = len(x.a.Dst)
-		}
-		for ; x.landed < end; x.landed++ {
-			n := x.a.Dst[x.landed]
-			x.place(n, int(n)&(1<<slotBits-1))
-		}
-		if half == 1 && x.a.Last && x.a.DstAux >= 0 && x.a.SrcAux >= 0 {
-			x.place(x.a.DstAux, auxSlot)
-		}
+		x.move(half)
 	}
 	if half == 0 {
 		return
 	}
 	x.calm()
-	if x.ended {
-		return
-	}
 	switch {
 	case x.to != nil && x.to.gone:
 		x.settle(errWrite, x.rng.oneIn(2))
@@ -240,6 +225,27 @@ func (x *write) land(half int) {
 		x.settle(nil, true)
 	}
 }
+
+// move puts what belongs to a half, and has not arrived, in place.
+func (x *write) move(half int) {
+	end := len(x.a.Dst)
+	if half == 0 {
+		end = (end + 1) / 2
+	}
+	for ; x.landed < end; x.landed++ {
+		n := x.a.Dst[x.landed]
+		x.place(n, int(n)&(1<<slotBits-1))
+	}
+	if half == 1 && x.withAux() {
+		x.place(x.a.DstAux, auxSlot)
+	}
+	if x.landed == len(x.a.Dst) && !x.withAux() {
+		x.calm() // there is no second half
+	}
+}
+
+// withAux says that the aux slot goes with it.
+func (x *write) withAux() bool { return x.a.Last && x.a.DstAux >= 0 && x.a.SrcAux >= 0 }
 
 // place is a page's bytes arriving.
 func (x *write) place(n int32, slot int) {
@@ -323,7 +329,6 @@ func (p *proc) cancelWrite(a node.CancelWrite) {
 	switch x.rng.n(3) {
 	case 0: // it goes on
 	case 1:
-		x.cancel = true
 		p.w.after(after, func() {
 			if !x.ended {
 				x.calm()

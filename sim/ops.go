@@ -126,9 +126,18 @@ func generate(cfg Config) []Op {
 	for i := range cfg.Rooms {
 		id := room.ID(100 + i)
 		at := s.r.span(0, cfg.span())
-		s.life(id, at, 0)
-		if cfg.reuse() && s.r.oneIn(3) {
-			s.life(id, at+s.r.delay(6*time.Second), 1)
+		again := cfg.reuse() && s.r.oneIn(3)
+		var over time.Duration // when its owners are done with the first use, if that matters
+		if again && s.r.oneIn(2) {
+			over = at + s.r.delay(500*time.Millisecond)
+		}
+		s.life(id, at, over, 0)
+		switch {
+		case over > 0:
+			s.life(id, over+s.r.delay(100*time.Millisecond), 0, 1)
+		case again:
+			s.life(id, at+s.r.delay(6*time.Second), 0, 1)
+		default: // once
 		}
 	}
 	for range cfg.Faults {
@@ -141,7 +150,7 @@ func generate(cfg Config) []Op {
 func (c Config) span() time.Duration { return time.Duration(1+c.Rooms) * 700 * time.Millisecond }
 
 // life is one use of a room number by all owners.
-func (s *script) life(id room.ID, at time.Duration, use int) {
+func (s *script) life(id room.ID, at, over time.Duration, use int) {
 	slow := 50 * time.Millisecond
 	if s.r.oneIn(4) {
 		slow = 3 * time.Second // somebody is late
@@ -164,7 +173,7 @@ func (s *script) life(id room.ID, at time.Duration, use int) {
 				break
 			}
 		}
-		s.end(room.Prefill, i, id, at, slow)
+		s.end(room.Prefill, i, id, at, over, slow)
 	}
 	for j := range s.cfg.Decode {
 		t := at + s.r.delay(slow)
@@ -172,12 +181,16 @@ func (s *script) life(id room.ID, at time.Duration, use int) {
 		routed, posted := t+s.r.delay(slow), t+s.r.delay(slow)
 		s.add(Op{At: routed, Kind: Route, Side: room.Decode, Rank: j, Room: id})
 		s.add(Op{At: posted, Kind: Post, Side: room.Decode, Rank: j, Room: id, N: pages})
-		s.end(room.Decode, j, id, at, slow)
+		s.end(room.Decode, j, id, at, over, slow)
 	}
 }
 
 // end is how an owner leaves a room: mostly late, now and then early, twice or not at all.
-func (s *script) end(side room.Side, rank int, id room.ID, at, slow time.Duration) {
+func (s *script) end(side room.Side, rank int, id room.ID, at, over, slow time.Duration) {
+	if over > 0 {
+		s.add(Op{At: over + s.r.delay(20*time.Millisecond), Kind: Clear, Side: side, Rank: rank, Room: id})
+		return
+	}
 	if s.r.oneIn(6) {
 		s.add(Op{At: at + s.r.delay(2*slow), Kind: Fail, Side: side, Rank: rank, Room: id})
 		if s.r.oneIn(4) {

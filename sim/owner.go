@@ -81,15 +81,24 @@ func (p *proc) own(o Op) {
 	}
 }
 
+// verdictKey names one use of a room number on one side.
+type verdictKey struct {
+	side room.Side
+	id   room.ID
+	use  int
+}
+
 // join makes a room one of all ranks of an instance, as handoff's Group does: the first failure is everybody's.
 func (p *proc) join(l *life) {
 	if !p.w.cfg.Group {
 		return
 	}
+	key := verdictKey{p.side, l.id, l.use}
+	if _, ok := p.w.failed[key]; ok {
+		return
+	}
+	p.w.failed[key] = l.cause
 	for _, q := range p.w.ranks[side(p.side)] {
-		if q == p {
-			continue
-		}
 		p.w.after(p.rng.span(0, time.Millisecond), func() {
 			q.run(func() {
 				if o := q.rooms[l.id]; o != nil && o.use == l.use && !o.status.Terminal() {
@@ -116,7 +125,12 @@ func (p *proc) open(id room.ID, ev node.Event, l *life) {
 		p.lives = append(p.lives, l)
 	}
 	l.ready = p.w.now
-	p.expect("open", p.w.step(p, ev), want)
+	if !p.expect("open", p.w.step(p, ev), want) {
+		return
+	}
+	if c, ok := p.w.failed[verdictKey{p.side, id, l.use}]; ok {
+		_ = p.w.step(p, node.Fail{Room: id, Cause: c})
+	}
 }
 
 func (p *proc) chunk(l *life, o Op) {

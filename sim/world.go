@@ -52,7 +52,8 @@ type world struct {
 	net     network
 	pubs    []*publication
 	fates   map[[2]int]Op // of writes, by prefill rank and number
-	written map[int]int   // writes so far, by prefill rank
+	failed  map[verdictKey]room.Cause
+	written map[int]int // writes so far, by prefill rank
 
 	calm       bool // faults are over
 	steps      int
@@ -66,7 +67,7 @@ const maxViolations = 8
 
 // Run carries a world out and reports what it found.
 func Run(cfg Config) Result {
-	w := &world{cfg: cfg, fates: map[[2]int]Op{}, written: map[int]int{}}
+	w := &world{cfg: cfg, fates: map[[2]int]Op{}, written: map[int]int{}, failed: map[verdictKey]room.Cause{}}
 	w.net.at = map[string]*proc{}
 	for i := range cfg.Prefill {
 		w.ranks[0] = append(w.ranks[0], w.boot(room.Prefill, i, nil))
