@@ -82,6 +82,8 @@ type Counts struct {
 	Tombstones, Quarantined                       int // the two that outlive rooms
 	UnprovenGenerations                           int // decode: page numbers withheld until their writers are proven silent
 	Unacknowledged                                int // messages that native peers have not acknowledged yet
+	Promises                                      int // prefill: lives of rooms of which it has said that it writes nothing more; they live as long as tombstones
+	Doubts                                        int // prefill: lives of rooms of which it can never say so, while the decode rank is registered
 }
 
 // core is what both sides share: the action list, deadlines, peers and tombstones.

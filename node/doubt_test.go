@@ -86,8 +86,8 @@ func TestDoubtOutlivesItsRoom(t *testing.T) {
 			w.run()
 			w.withheld(t, "in the next life", 1)
 			w.stepP(0, PeerUp{dEnd(0), room.InstanceID{9}})
-			if len(w.p[0].doubts) != 0 {
-				t.Errorf("native %v: doubts about a process that is gone: %+v", native, w.p[0].doubts)
+			if n := w.p[0].Counts().Doubts; n != 0 {
+				t.Errorf("native %v: %d doubts about a process that is gone", native, n)
 			}
 		}
 	}
@@ -102,5 +102,17 @@ func TestForeignDecodeIsNotToldInDoubt(t *testing.T) {
 		if s, _ := w.verdictOf(room.Decode, 7); (s == room.Failed) == doubt {
 			t.Errorf("doubt %v: decode is %v", doubt, s)
 		}
+	}
+}
+
+// A write that fails because its decode rank is gone leaves no doubt behind that nothing would ever clear.
+func TestNoDoubtAboutMemoryThatIsGone(t *testing.T) {
+	w := underway(t, true)
+	w.failNext, w.doubt = 2, true
+	w.kill(dEnd(0))
+	w.letGo()
+	w.stepP(0, Clear{7})
+	if c := w.p[0].Counts(); c.Doubts+c.Registrations+c.Rooms != 0 {
+		t.Errorf("%+v", c)
 	}
 }

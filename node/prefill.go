@@ -74,7 +74,7 @@ func NewPrefill(cfg Config) *Prefill {
 
 // Counts returns the sizes of all tables.
 func (n *Prefill) Counts() Counts {
-	return Counts{Rooms: len(n.rooms), Unserved: n.unserved, Writes: len(n.writes), Peers: len(n.peers), Registrations: len(n.sessions), Tombstones: n.tombs.len(), Unacknowledged: len(n.letters)}
+	return Counts{Rooms: len(n.rooms), Unserved: n.unserved, Writes: len(n.writes), Peers: len(n.peers), Registrations: len(n.sessions), Tombstones: n.tombs.len(), Unacknowledged: len(n.letters), Promises: len(n.promised.at), Doubts: len(n.doubts)}
 }
 
 // Step takes one event in.

@@ -101,6 +101,7 @@ func (n *Prefill) tick() {
 		}
 	}
 	n.tombs.expire(n.now)
+	n.promised.expire(n.now)
 	for _, p := range n.silent() { // its process may still be there and go on, so its registrations stay until something else is known
 		n.retry(p) // what is said from here on waits for the new connection
 		n.lose(p, room.Causef(room.PeerSilent, room.Prefill, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter), false)

@@ -22,6 +22,9 @@ func (n *Prefill) suspect(r *sendRoom, d *destination) {
 		return
 	}
 	d.doubt = true
+	if _, ok := n.sessions[d.Session]; !ok {
+		return // that memory is gone
+	}
 	if len(n.doubts) >= MaxTombstones {
 		n.doubts = n.doubts[1:]
 	}

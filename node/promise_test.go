@@ -43,8 +43,8 @@ func TestMetadataOfALifeThatIsOver(t *testing.T) {
 			t.Errorf("%d promises", n)
 		}
 		w.pass(TombstoneLife)
-		if w.p[0].promised.expire(w.now); len(w.p[0].promised.at) != 0 {
-			t.Error("promises do not expire")
+		if n := w.p[0].Counts().Promises; n != 0 {
+			t.Errorf("%d promises do not expire", n)
 		}
 	}
 }
