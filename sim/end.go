@@ -167,7 +167,7 @@ func (p *proc) empty() {
 		}
 	}
 	if p.side == room.Prefill {
-		if c.Rooms+c.Unserved+c.Writes+c.Tombstones+c.Unacknowledged != 0 {
+		if c.Rooms+c.Unserved+c.Writes+c.Tombstones+c.Promises+c.Unacknowledged != 0 || c.Doubts > p.doubts() {
 			p.w.violate("empty", "%v is left with %+v", p, c)
 		}
 		return
@@ -176,6 +176,21 @@ func (p *proc) empty() {
 		p.w.violate("empty", "%v is left with %+v", p, c)
 	}
 	p.excused(c)
+}
+
+// doubts is how many lives of rooms a prefill rank may keep in doubt: those that it has left so, on decode ranks that are not known to be gone.
+func (p *proc) doubts() int {
+	type pair struct {
+		l       *life
+		session string
+	}
+	seen := map[pair]bool{}
+	for _, x := range p.started {
+		if x.life.poisoned && p.registered[x.a.Session] {
+			seen[pair{x.life, x.a.Session}] = true
+		}
+	}
+	return len(seen)
 }
 
 // excused checks that what stays on decode stays for want of proof.

@@ -287,6 +287,7 @@ func (x *write) calm() {
 
 // poison notes that a room's writes from here have left a doubt.
 func (x *write) poison() {
+	x.life.poisoned = true
 	for _, o := range x.p.started {
 		if o.life == x.life && o.pub != nil {
 			o.pub.lease.poisoned = true

@@ -10,17 +10,18 @@ import (
 
 // life is one use of a room number by the owner of a rank, as the owner sees it.
 type life struct {
-	id     room.ID
-	epoch  room.Epoch
-	status room.Status
-	cause  room.Cause
-	since  time.Duration // of the verdict
-	use    int           // of the number
-	ready  time.Duration // when it was opened, and on decode routed and posted
-	closed bool
-	quiet  bool
-	over   bool // Cleared was reported
-	proof  node.Proof
+	id       room.ID
+	epoch    room.Epoch
+	status   room.Status
+	cause    room.Cause
+	since    time.Duration // of the verdict
+	use      int           // of the number
+	ready    time.Duration // when it was opened, and on decode routed and posted
+	closed   bool
+	quiet    bool
+	over     bool // Cleared was reported
+	proof    node.Proof
+	poisoned bool // on prefill: a write ended in doubt
 
 	routed, posted, last bool
 	met                  bool // on decode: it was routed before it had a verdict
