@@ -195,6 +195,7 @@ type peer struct {
 	since    time.Time       // when it was lost
 	known    bool            // instance was told
 	instance room.InstanceID // zero: foreign
+	before   room.InstanceID // that it took the place of
 	heard    time.Time
 	rooms    set[room.ID]
 	withheld set[room.Epoch] // decode: rooms that are over, but it may still write to their page numbers

@@ -7,13 +7,17 @@ import (
 )
 
 func (n *Prefill) register(ev Registration) {
-	n.meet(n.use(ev.Endpoint), ev.Instance)
-	n.back(n.peers[ev.Endpoint])
+	p := n.use(ev.Endpoint)
+	if p.native() && ev.Instance == p.before && ev.Instance != p.instance && !ev.Instance.IsZero() {
+		n.drop(0, ev.Endpoint, "registration of an instance that another one has taken the place of")
+		return
+	}
+	n.meet(p, ev.Instance)
+	n.back(p)
 	if old, ok := n.sessions[ev.Session]; ok && old.Endpoint != ev.Endpoint {
 		n.unregister(ev.Session)
 	}
 	n.sessions[ev.Session] = ev
-	p := n.peers[ev.Endpoint]
 	if !slices.Contains(p.sessions, ev.Session) {
 		p.sessions = append(p.sessions, ev.Session)
 	}

@@ -26,7 +26,7 @@ func (n *Prefill) meet(p *peer, id room.InstanceID) {
 		n.lose(p, room.NewCause(room.PeerRestarted, room.Prefill, p.endpoint, ""), true)
 		n.disown(p)
 		n.unmail(p)
-		p.leaving = false
+		p.leaving, p.before = false, p.instance
 	}
 	p.known, p.instance = true, id
 }

@@ -96,3 +96,22 @@ func TestWordsForASilentDecode(t *testing.T) {
 	w.end(7)
 	w.noWithheld()
 }
+
+// A registration that was under way when its process ended does not turn against the one that has taken its place.
+func TestLateRegistrationOfAnOldInstance(t *testing.T) {
+	w := pair(t)
+	late := w.p[0].sessions[dEnd(0)]
+	w.d[0] = NewDecode(Config{Pages: 64, Virtual: true, Coverage: true})
+	w.inst[dEnd(0)], w.pages[dEnd(0)] = room.InstanceID{9}, map[room.ID]lease{}
+	w.rejoin()
+	w.stepP(0, Clear{7})
+	w.open(8, true)
+	w.run()
+	w.stepP(0, late)
+	w.send(8)
+	w.run()
+	w.expect(8, room.Success, 0, 0)
+	if c := w.p[0].Counts(); c.Registrations != 1 {
+		t.Errorf("%+v", c)
+	}
+}
