@@ -67,7 +67,7 @@ func (w *world) prompt() {
 				w.violate("prompt", "%v: room %d was sent whole at %v and failed at %v with %v", p, l.id, at, l.since, l.cause)
 			}
 			for _, q := range w.ranks[side(p.side.Other())] {
-				if o := q.only(l.id); o != nil && o.use == l.use && p.only(l.id) == l && w.met(p, l, q, o) && o.since > max(l.since, o.ready, l.ready)+time.Second {
+				if o := q.only(l.id); o != nil && p.only(l.id) == l && w.met(p, l, q, o) && o.since > max(l.since, o.ready, l.ready)+time.Second {
 					w.violate("prompt", "%v: room %d failed at %v, %v knows at %v", p, l.id, l.since, q, o.since)
 				}
 			}
@@ -84,7 +84,7 @@ func (w *world) sent(p *proc, l *life) (at time.Duration, ok bool) {
 		o := q.only(l.id)
 		switch {
 		case w.cfg.dummy(l.id, i, p.rank):
-		case o == nil || o.use != l.use || o.status != room.Success:
+		case o == nil || o.status != room.Success:
 			return 0, false
 		default:
 			at = max(at, o.since)
@@ -101,8 +101,13 @@ func (w *world) met(p *proc, l *life, q *proc, o *life) bool {
 	return l.met && !w.cfg.dummy(l.id, q.rank, p.rank)
 }
 
-// only is the life of a room on a process, if it has had but one.
+// only is the life of a room on a process, if its number has been used but once.
 func (p *proc) only(id room.ID) (found *life) {
+	for _, o := range p.w.cfg.Ops {
+		if o.Room == id && o.N == 1 && (o.Kind == OpenSend || o.Kind == OpenReceive) {
+			return nil // the number has a second use
+		}
+	}
 	for _, l := range p.ended {
 		if l.id == id && found != nil {
 			return nil
