@@ -411,3 +411,29 @@ func TestRoutesAreKeptWhileTheyHold(t *testing.T) {
 		}
 	}
 }
+
+// damaging is an engine whose writes arrive as something else.
+type damaging struct{ transfer.Engine }
+
+func (e damaging) Write(string, []transfer.Fragment) (transfer.Handle, error) {
+	return nil, fmt.Errorf("%w: test", transfer.ErrCorrupt)
+}
+
+func TestDamagedWritesFailTheRoomAsCorrupt(t *testing.T) {
+	x := newPair(t, 1, 1, 1, 1, kvlayout.HeadMajor)
+	x.p[0].cfg.Engine = damaging{x.p[0].cfg.Engine}
+	tx, rx := x.open(7)
+	if err := rx[0].Post(Destination{Pages: []int32{1, 2}, Aux: 0}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx[0].Chunk(Chunk{Pages: []int32{3, 4}, Aux: 0, Last: true}); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []Half{tx[0], rx[0]} {
+		wait(t, "verdict", h.Done())
+		if v := h.Verdict(); v.Status != room.Failed || v.Cause.Code != room.Corrupt {
+			t.Errorf("%v, want Failed as corrupt", v)
+		}
+		h.Clear()
+	}
+}

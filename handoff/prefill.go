@@ -215,7 +215,11 @@ func (p *Prefill) write(f *flight, pl *plan, a node.StartWrite) {
 func (p *Prefill) report(a node.StartWrite, ev node.WriteSettled) {
 	defer p.wg.Done()
 	if ev.Err != nil {
-		ev.Cause = room.Causef(room.TransferFailed, room.Prefill, a.Session, "chunk %d: %v", a.Chunk, ev.Err)
+		code := room.TransferFailed
+		if errors.Is(ev.Err, transfer.ErrCorrupt) {
+			code = room.Corrupt
+		}
+		ev.Cause = room.Causef(code, room.Prefill, a.Session, "chunk %d: %v", a.Chunk, ev.Err)
 	}
 	p.under(func() {
 		delete(p.writes, a.Write)

@@ -21,6 +21,8 @@ var (
 	ErrOutOfRange = errors.New("range is not admitted at the destination")
 	// ErrSealed: the room that the write belongs to is over at the destination.
 	ErrSealed = errors.New("range is sealed at the destination")
+	// ErrCorrupt: the destination has put other bytes in place than were sent.
+	ErrCorrupt = errors.New("bytes were damaged on the way to the destination")
 	// ErrPeerGone: the destination can't be reached, its connection ended, or another incarnation has its name.
 	ErrPeerGone = errors.New("destination is gone")
 	// ErrTimeout: the destination is there and makes no progress.

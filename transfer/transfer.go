@@ -94,7 +94,7 @@ type Handle interface {
 	// Done is closed when the outcome is known.
 	Done() <-chan struct{}
 	// Err is the outcome, nil before Done is closed and when every byte is in place at the destination (see Capabilities.Confirmed).
-	// Errors: ErrNotRegistered, ErrOutOfRange, ErrSealed, ErrPeerGone, ErrProtocol, ErrTimeout, ErrCanceled, ErrClosed. After an error any
+	// Errors: ErrNotRegistered, ErrOutOfRange, ErrSealed, ErrCorrupt, ErrPeerGone, ErrProtocol, ErrTimeout, ErrCanceled, ErrClosed. After an error any
 	// part of the batch may be in place.
 	Err() error
 	// Settled is closed when the batch reads its source no more and sends nothing more. It follows Done, soon: it waits for no peer.

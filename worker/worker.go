@@ -41,6 +41,8 @@ type Config struct {
 	Advertise string       // under which peers reach them; default Host
 	Log       *slog.Logger
 	Node      node.Config // times
+	// NoChecksums leaves out the CRC32C of what a prefill instance writes to kvferry's decode ranks.
+	NoChecksums bool
 	// Drain is how long running requests may go on when the instance leaves. Default 5 s.
 	Drain time.Duration
 }
@@ -180,7 +182,7 @@ func (w *Worker) makeRanks(ctx context.Context) error {
 }
 
 func (w *Worker) makeRank(ctx context.Context, i int, g kvlayout.Geometry, mem handoff.Memory) error {
-	e, err := tcp.New(ctx, tcp.Config{Bind: w.cfg.Host, Advertise: w.cfg.Advertise, Logger: w.cfg.Log})
+	e, err := tcp.New(ctx, tcp.Config{Bind: w.cfg.Host, Advertise: w.cfg.Advertise, Logger: w.cfg.Log, NoChecksums: w.cfg.NoChecksums})
 	if err != nil {
 		return err
 	}

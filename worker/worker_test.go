@@ -195,9 +195,10 @@ func settled(t *testing.T, x *instance, want worker.Tables) {
 func TestClientGone(t *testing.T) {
 	p, d := start(t, worker.Config{Side: room.Prefill, Chunk: 8}), start(t, worker.Config{Side: room.Decode})
 	pt, dt := p.Tables(), d.Tables()
-	body := fmt.Sprintf(`{"prompt":%q,"max_tokens":300,"ignore_eos":true,"stream":true,%s}`, prompt, meet(p, 5))
-	for _, who := range []string{"decode alone", "prefill alone", "decode in mid-stream"} {
+	for i, who := range []string{"decode alone", "prefill alone", "decode in mid-stream"} {
 		t.Run(who, func(t *testing.T) {
+			id := room.ID(5 + i) // a number that was given up is refused to who comes late
+			body := fmt.Sprintf(`{"prompt":%q,"max_tokens":300,"ignore_eos":true,"stream":true,%s}`, prompt, meet(p, id))
 			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
 			if who != "decode alone" {
@@ -207,7 +208,7 @@ func TestClientGone(t *testing.T) {
 				wg.Go(func() { _, _, _ = d.post(ctx, "/v1/completions", body) })
 			}
 			if who == "decode in mid-stream" {
-				for d.Tables().Active == 0 || len(d.Events().Room(5)) < 8 {
+				for d.Tables().Active == 0 || len(d.Events().Room(id)) < 8 {
 					time.Sleep(time.Millisecond)
 				}
 			} else {

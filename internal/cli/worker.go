@@ -89,6 +89,7 @@ type workerFlags struct {
 	listen, bootstrap, host, advertise string
 	registry, token                    string
 	drain                              time.Duration
+	checksums                          bool
 }
 
 // ready is the line that a worker prints when it serves.
@@ -120,7 +121,9 @@ func newWorker(side room.Side) *cobra.Command {
 	c.Flags().StringVar(&f.registry, "registry", "", "`URL` of the registry to be found through")
 	c.Flags().StringVar(&f.token, "registry-token", "", "bearer token for it")
 	c.Flags().DurationVar(&f.drain, "drain", 5*time.Second, "how long running requests may go on when the worker leaves")
+	f.checksums = true
 	if side == room.Prefill {
+		c.Flags().BoolVar(&f.checksums, "checksums", true, "send a CRC32C with every write to a kvferry decode worker")
 		c.Flags().StringVar(&f.bootstrap, "bootstrap", "127.0.0.1:0", "`ADDR` of the bootstrap server that decode workers ask")
 	}
 	return c
@@ -147,7 +150,7 @@ func (f *workerFlags) run(ctx context.Context, side room.Side, stdout, stderr io
 		return err
 	}
 	defer func() { _ = api.Close() }() // the server has closed it
-	w, err := worker.New(ctx, worker.Config{Side: side, Model: m, ModelName: name, Geometry: geo, Pages: f.pages, Chunk: f.chunk, Host: f.host, Advertise: f.advertise, Log: log, Drain: f.drain})
+	w, err := worker.New(ctx, worker.Config{Side: side, Model: m, ModelName: name, Geometry: geo, Pages: f.pages, Chunk: f.chunk, Host: f.host, Advertise: f.advertise, Log: log, Drain: f.drain, NoChecksums: !f.checksums})
 	if err != nil {
 		return err
 	}

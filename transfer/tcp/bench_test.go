@@ -60,8 +60,8 @@ func newBench(b *testing.B, page int) *bench {
 	return x
 }
 
-func (x *bench) engine(b *testing.B) {
-	h, err := x.from.Write(x.to.Name(), x.frags)
+func (x *bench) engine(b *testing.B, from *Engine) {
+	h, err := from.Write(x.to.Name(), x.frags)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -167,8 +167,10 @@ func BenchmarkLoopback(b *testing.B) {
 		b.Run(fmt.Sprintf("page=%dKiB", page>>10), func(b *testing.B) {
 			x := newBench(b, page)
 			r := newRaw(b, x)
-			x.engine(b) // connects
-			var engine, plain, memcpy time.Duration
+			unchecked := start(b, Config{NoChecksums: true})
+			x.engine(b, x.from) // connects
+			x.engine(b, unchecked)
+			var engine, without, plain, memcpy time.Duration
 			timed := func(d *time.Duration, f func()) {
 				begin := time.Now()
 				f()
@@ -176,8 +178,9 @@ func BenchmarkLoopback(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				timed(&engine, func() { x.engine(b) })
+				timed(&engine, func() { x.engine(b, x.from) })
 				b.StopTimer()
+				timed(&without, func() { x.engine(b, unchecked) })
 				timed(&plain, func() { r.run(b) })
 				timed(&memcpy, x.copy)
 				b.StartTimer()
@@ -186,6 +189,7 @@ func BenchmarkLoopback(b *testing.B) {
 			b.ReportMetric(rate(engine), "MB/s")
 			b.ReportMetric(rate(plain), "raw-MB/s")
 			b.ReportMetric(rate(engine)/rate(plain), "of-raw")
+			b.ReportMetric(rate(engine)/rate(without), "of-unchecked")
 			b.ReportMetric(rate(engine)/rate(memcpy), "of-memcpy")
 		})
 	}

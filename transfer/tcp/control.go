@@ -166,7 +166,7 @@ func (d *descriptor) dataAddr(dialled string) string {
 func (e *Engine) describe() descriptor {
 	d := descriptor{Buffers: []buffer{}, Name: e.name, Protocol: "tcp", DataHost: e.cfg.Advertise, DataPort: count(e.cfg.AdvertiseDataPort), ProtoVersion: 2}
 	if !e.cfg.Foreign {
-		d.Native, d.Instance = 1, &e.cfg.Instance
+		d.Native, d.Instance = sumsFrom, &e.cfg.Instance
 	}
 	if e.cfg.Version1 {
 		d.ProtoVersion, d.Native, d.Instance = 0, 0, nil

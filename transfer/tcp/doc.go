@@ -11,6 +11,10 @@
 // answered by a status frame; a target that is another incarnation refuses. On such a connection refusals have status codes of their own,
 // the refused payload is read and dropped, and the connection goes on. A Mooncake engine never sends that opcode, and never sees it.
 //
+// From kvferry_version 2 on, writes carry a CRC32C of what names them and of their payload, in the header's padding or, for large payloads,
+// behind the payloads of their table, so that both ends compute it of bytes that the copy has just brought into the processor's cache. A
+// mismatch has a status of its own. The bytes are in place by then; the writer's failure is what keeps anybody from using them.
+//
 // # Target
 //
 // Payloads from 16 KiB on are read from the socket straight into their pages, together with the header that follows; smaller ones pass

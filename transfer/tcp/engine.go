@@ -49,6 +49,8 @@ type Config struct {
 	// PeerConns bounds the connections to one peer of version 2. Default 8.
 	PeerConns int
 
+	// NoChecksums leaves the CRC32C out that each write to a kvferry target carries, and fails by (ErrCorrupt).
+	NoChecksums bool
 	// Foreign makes the engine one that a kvferry peer can't tell from Mooncake's.
 	Foreign bool
 	// Version1 makes the target one of before version 2, and the initiator speak version 1 to everybody.
@@ -124,7 +126,7 @@ var _ transfer.Engine = (*Engine)(nil)
 
 // counters are what Stats reports.
 type counters struct {
-	in, sunk, out, refused atomic.Uint64
+	in, sunk, out, refused, corrupt atomic.Uint64
 }
 
 // Stats is a snapshot of an engine's tables and totals.
@@ -135,6 +137,7 @@ type Stats struct {
 	BytesIn, BytesSunk      uint64 // payload that came: put in place, dropped
 	BytesOut                uint64 // payload of batches that went out, statuses seen or not
 	Refused                 uint64 // requests that were not admitted
+	Corrupt                 uint64 // writes that came with a wrong checksum
 }
 
 // New binds both listeners and starts to serve. ctx bounds binding alone.
@@ -196,7 +199,7 @@ func (e *Engine) Restrict(peer string, ranges []transfer.Range) error {
 func (e *Engine) Stats() Stats {
 	s := Stats{
 		ControlConns: e.control.count(), DataConns: e.data.count(),
-		BytesIn: e.counts.in.Load(), BytesSunk: e.counts.sunk.Load(), BytesOut: e.counts.out.Load(), Refused: e.counts.refused.Load(),
+		BytesIn: e.counts.in.Load(), BytesSunk: e.counts.sunk.Load(), BytesOut: e.counts.out.Load(), Refused: e.counts.refused.Load(), Corrupt: e.counts.corrupt.Load(),
 	}
 	s.Spare = int(e.waiting.Load())
 	e.mu.Lock()

@@ -26,6 +26,7 @@ type proxy struct {
 	mu    sync.Mutex
 	gate  chan struct{} // not nil: nothing flows to the engine until it is closed,
 	allow int           // but for so many bytes
+	flip  int           // this byte from now on is damaged; 0: none
 	conns map[*net.TCPConn]struct{}
 	cut   chan struct{}
 }
@@ -112,6 +113,10 @@ func (p *proxy) pump(to, from *net.TCPConn, gated bool) {
 		n, err := from.Read(buf)
 		if gated {
 			p.mu.Lock()
+			if p.flip > 0 && p.flip <= n {
+				buf[p.flip-1] ^= 4
+			}
+			p.flip = max(0, p.flip-n)
 			gate := p.gate
 			if p.allow > 0 {
 				gate = nil
@@ -139,6 +144,13 @@ func (p *proxy) pump(to, from *net.TCPConn, gated bool) {
 			return
 		}
 	}
+}
+
+// damage flips a bit of the n-th byte from now on, counted from 1.
+func (p *proxy) damage(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flip = n
 }
 
 func (p *proxy) stall(after int) (resume func()) {

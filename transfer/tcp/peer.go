@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -43,8 +44,65 @@ type link struct {
 	c      *net.TCPConn
 	desc   *descriptor // by which it was dialled
 	native bool
+	sums   bool // requests carry checksums
 	reused bool
 	used   time.Time
+
+	// The write under way.
+	raw    syscall.RawConn
+	try    func(uintptr) bool
+	vector vector
+	s      *stream
+	n      int
+	err    error
+}
+
+// write writes what is pending of s, and takes away from it what is written, until all is or an error comes.
+func (l *link) write(s *stream) (n int, err error) {
+	l.s, l.n, l.err = s, 0, nil
+	err = l.raw.Write(l.try)
+	if err == nil {
+		err = l.err
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) { // perhaps that of an earlier write
+		if werr := s.waits(); werr != nil {
+			err = werr
+		}
+	}
+	l.s = nil
+	return l.n, err
+}
+
+func (l *link) tryWrite(fd uintptr) bool {
+	x := l.s.x
+	for len(x.pending) > 0 {
+		n, err := l.vector.writev(fd, x.pending)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			l.err = l.s.waits()
+			return l.err != nil
+		case err != nil:
+			l.err = os.NewSyscallError("write", err)
+			return true
+		default:
+			l.n += n
+			x.pending = advance(x.pending, n)
+		}
+	}
+	return true
+}
+
+// advance takes n bytes away from the front.
+func advance(list [][]byte, n int) [][]byte {
+	for len(list) > 0 && n >= len(list[0]) {
+		n -= len(list[0])
+		list = list[1:]
+	}
+	if n > 0 {
+		list[0] = list[0][n:]
+	}
+	return list
 }
 
 // enter finds or makes a peer and counts a batch in.
@@ -243,9 +301,15 @@ func (p *peer) open(ctx context.Context, d *descriptor, addr string) (*link, err
 		return nil, err
 	}
 	l := &link{c: c, desc: d, native: d.Native > 0 && d.Instance != nil && !p.e.cfg.Foreign}
+	l.try = l.tryWrite
+	if l.raw, err = c.SyscallConn(); err != nil {
+		_ = c.Close() // useless
+		return nil, gone("connection to "+addr, err)
+	}
 	if !l.native {
 		return l, nil
 	}
+	l.sums = d.Native >= sumsFrom && !p.e.cfg.NoChecksums
 	_ = c.SetDeadline(time.Now().Add(p.e.cfg.DialTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(past) })
 	b := appendHeader(make([]byte, 0, headerLen+helloLen), header{size: helloSize, addr: helloAddr, op: opHello})

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
+	"hash/crc32"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -22,6 +22,7 @@ const (
 	bounceLen     = 256 << 10              // headers and copies of one write
 	vectorLen     = 128                    // slices of one write
 	vectorBytes   = 8 << 20                // their bytes
+	sumBytes      = 1 << 18                // payloads of one table with checksums
 	looks         = 4                      // a progress deadline is looked at so many times while it runs
 	wordWait      = 200 * time.Millisecond // for the status that says why a connection broke
 	briefBytes    = 64 << 10               // a part up to it, and up to briefFrags, goes to a native target from one goroutine
@@ -32,15 +33,16 @@ const (
 type part struct {
 	frags   []transfer.Fragment
 	bounce  []byte
-	mark    int         // bounce[mark:] is not in vectors yet
-	vectors net.Buffers // gathered
-	bytes   int         // in vectors
-	pending net.Buffers // of vectors, not written yet
+	mark    int      // bounce[mark:] is not in vectors yet
+	vectors [][]byte // gathered
+	bytes   int      // in vectors
+	pending [][]byte // of vectors, not written yet
 	words   [512 * statusLen]byte
+	row     [rowLen]byte // of a table
 }
 
 var parts = sync.Pool{New: func() any {
-	return &part{bounce: make([]byte, 0, bounceLen), vectors: make(net.Buffers, 0, vectorLen+2)}
+	return &part{bounce: make([]byte, 0, bounceLen), vectors: make([][]byte, 0, vectorLen+2)}
 }}
 
 // maxKept is how many fragments a part may have room for when it is kept: a large batch must not hold memory for ever.
@@ -97,6 +99,7 @@ type stream struct {
 	l      *link
 	x      *part
 	pulse  pulse
+	writer watch
 	window int64
 
 	total    atomic.Int64  // requests that will have been sent
@@ -155,7 +158,7 @@ func (s *stream) run(ctx context.Context) error {
 	if !brief {
 		go s.statuses(ctx)
 	}
-	writeErr := s.send(ctx)
+	writeErr := s.send()
 	if writeErr != nil { // a status may say why; it is there already, or on its way to a rejected writer
 		if ctx.Err() == nil {
 			_ = s.l.c.SetReadDeadline(time.Now().Add(wordWait))
@@ -276,21 +279,23 @@ func refusal(name string, code uint32) error {
 		return fmt.Errorf("%w: %s", transfer.ErrSealed, name)
 	case statusOutOfRange:
 		return fmt.Errorf("%w: %s", transfer.ErrOutOfRange, name)
+	case statusCorrupt:
+		return fmt.Errorf("%w: %s", transfer.ErrCorrupt, name)
 	}
 	return fmt.Errorf("%w: %s answered status %d", transfer.ErrNotRegistered, name, code)
 }
 
 // send writes the requests of the part, until the batch is stopped.
-func (s *stream) send(ctx context.Context) error {
-	w := s.pulse.watch()
+func (s *stream) send() error {
+	s.writer = s.pulse.watch()
 	s.x.reset()
 	for i := 0; i < len(s.x.frags); {
 		sent := int64(i)
 		if s.h.stopped.Load() {
-			return s.stop(ctx, &w, sent)
+			return s.stop(sent)
 		}
 		for sent-s.answered.Load() >= s.window {
-			if err := s.flush(ctx, &w); err != nil { // or no status can come
+			if err := s.flush(); err != nil { // or no status can come
 				return err
 			}
 			select {
@@ -299,21 +304,21 @@ func (s *stream) send(ctx context.Context) error {
 				return errBroken
 			}
 		}
-		n, err := s.add(ctx, &w, i)
+		n, err := s.add(i)
 		if err != nil {
 			return err
 		}
 		i += n
 	}
-	return s.flush(ctx, &w)
+	return s.flush()
 }
 
 // stop ends the sending early, so that as many statuses are read as requests were sent.
-func (s *stream) stop(ctx context.Context, w *watch, sent int64) error {
+func (s *stream) stop(sent int64) error {
 	if s.l.native {
 		s.x.bounce = appendHeader(s.x.bounce, header{op: opSync}) // flushes leave room for it
 	}
-	err := s.flush(ctx, w)
+	err := s.flush()
 	s.total.Store(sent)
 	_ = s.l.c.SetReadDeadline(past) // the reader may wait for more
 	return err
@@ -321,23 +326,26 @@ func (s *stream) stop(ctx context.Context, w *watch, sent int64) error {
 
 // add gathers requests from fragment i on and returns of how many. A small payload is copied behind its header; a large one becomes a vector of
 // its own, and towards a native target a row of them follows one table.
-func (s *stream) add(ctx context.Context, w *watch, i int) (n int, err error) {
+func (s *stream) add(i int) (n int, err error) {
 	x, f := s.x, s.x.frags[i]
 	small := len(f.Src) < copyBelow
-	n, need := 1, headerLen
-	total := uint64(len(f.Src))
+	n, need, limit := 1, headerLen, vectorBytes
+	if s.l.sums {
+		limit = sumBytes
+	}
+	total := len(f.Src)
 	switch {
 	case small:
 		need += len(f.Src)
 	case s.l.native:
-		for i+n < len(x.frags) && n < tableMax && len(x.frags[i+n].Src) >= copyBelow && total < vectorBytes {
-			total += uint64(len(x.frags[i+n].Src))
+		for i+n < len(x.frags) && n < tableMax && len(x.frags[i+n].Src) >= copyBelow && total < limit {
+			total += len(x.frags[i+n].Src)
 			n++
 		}
-		need += tableLen(n)
+		need += tableLen(n) + sumsLen(n)
 	}
 	if len(x.bounce)+need+headerLen > bounceLen || len(x.vectors)+n+1 > vectorLen || x.bytes > vectorBytes {
-		if err := s.flush(ctx, w); err != nil {
+		if err := s.flush(); err != nil {
 			return 0, err
 		}
 	}
@@ -345,61 +353,92 @@ func (s *stream) add(ctx context.Context, w *watch, i int) (n int, err error) {
 	if s.l.native && i+n < len(x.frags) {
 		h.flags = moreFlag
 	}
-	if n > 1 {
-		h.size, h.addr, h.op = total, uint64(n), opTable
+	if s.l.sums {
+		h.flags |= sumFlag
 	}
-	x.bounce = appendHeader(x.bounce, h)
 	if small {
-		x.bounce = append(x.bounce, f.Src...)
+		x.appendSmall(h, f.Src)
 		return 1, nil
 	}
-	if n > 1 {
-		end := len(x.bounce) + tableLen(n)
-		for _, f := range x.frags[i : i+n] {
-			x.bounce = binary.LittleEndian.AppendUint64(x.bounce, uint64(len(f.Src)))
-			x.bounce = binary.LittleEndian.AppendUint64(x.bounce, f.Dst)
+	frags := x.frags[i : i+n]
+	if n > 1 || s.l.sums {
+		h.size, h.addr, h.op = uint64(total), uint64(n), opTable
+	}
+	x.bounce = appendHeader(x.bounce, h)
+	if h.op == opTable {
+		for _, f := range frags {
+			x.bounce = appendRow(x.bounce, uint64(len(f.Src)), f.Dst)
 		}
-		for len(x.bounce) < end {
-			x.bounce = append(x.bounce, 0)
-		}
+		x.bounce = pad(x.bounce, tableLen(n)-rowLen*n)
 	}
 	x.vectors = append(x.vectors, x.bounce[x.mark:])
 	x.mark = len(x.bounce)
-	for _, f := range x.frags[i : i+n] {
+	for _, f := range frags {
 		x.vectors = append(x.vectors, f.Src)
 	}
-	x.bytes += int(total)
+	x.bytes += total
+	if s.l.sums { // of what the write has just brought into the processor's cache
+		if err := s.flush(); err != nil {
+			return 0, err
+		}
+		x.appendSums(frags)
+	}
 	return n, nil
 }
 
+// appendSmall appends a request with its payload.
+func (x *part) appendSmall(h header, payload []byte) {
+	at := len(x.bounce)
+	x.bounce = append(appendHeader(x.bounce, h), payload...)
+	if h.flags&sumFlag != 0 {
+		sum := crc32.Checksum(x.bounce[at:at+headLen], castagnoli)
+		binary.LittleEndian.PutUint32(x.bounce[at+sumAt:], crc32.Update(sum, castagnoli, payload))
+	}
+}
+
+// appendSums appends what follows the payloads of a table.
+func (x *part) appendSums(frags []transfer.Fragment) {
+	for _, f := range frags {
+		sum := crc32.Checksum(appendRow(x.row[:0], uint64(len(f.Src)), f.Dst), castagnoli)
+		x.bounce = binary.LittleEndian.AppendUint32(x.bounce, crc32.Update(sum, castagnoli, f.Src))
+	}
+	x.bounce = pad(x.bounce, sumsLen(len(frags))-crc32.Size*len(frags))
+}
+
 // flush writes what is gathered.
-func (s *stream) flush(ctx context.Context, w *watch) error {
+func (s *stream) flush() error {
 	x := s.x
 	if x.mark < len(x.bounce) {
 		x.vectors = append(x.vectors, x.bounce[x.mark:])
 	}
 	x.pending = x.vectors
-	payload := 0
 	for len(x.pending) > 0 {
-		_ = s.l.c.SetWriteDeadline(w.next())
-		if ctx.Err() != nil {
-			return transfer.ErrCanceled
-		}
-		select {
-		case <-s.ended: // the reader has given up, and its deadline may have been undone
-			return errBroken
-		default:
-		}
-		n, err := x.pending.WriteTo(s.l.c)
-		payload += int(n)
+		n, err := s.l.write(s)
+		s.p.e.counts.out.Add(uint64(n))
 		if n > 0 {
 			s.pulse.beats.Add(1)
 		}
-		if err != nil && !(errors.Is(err, os.ErrDeadlineExceeded) && !w.still()) {
+		switch {
+		case errors.Is(err, errBroken), errors.Is(err, transfer.ErrCanceled):
+			return err
+		case err != nil && !(errors.Is(err, os.ErrDeadlineExceeded) && !s.writer.still()):
 			return gone("write to "+s.p.name, err)
 		}
 	}
-	s.p.e.counts.out.Add(uint64(payload))
 	x.reset()
 	return nil
+}
+
+// waits prepares a wait for room in the socket's buffer, unless the write is to end.
+func (s *stream) waits() error {
+	_ = s.l.c.SetWriteDeadline(s.writer.next())
+	if s.h.ctx.Err() != nil { // looked at after the deadline is set, as is ended: theirs must not be undone
+		return transfer.ErrCanceled
+	}
+	select {
+	case <-s.ended:
+		return errBroken
+	default:
+		return nil
+	}
 }

@@ -4,13 +4,11 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"io"
-	"os"
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvferry/kvferry/transfer"
 	"github.com/kvferry/kvferry/transfer/space"
@@ -59,6 +57,15 @@ var buffers = sync.Pool{New: func() any { return new([bufferLen]byte) }}
 type entry struct {
 	size, addr uint64
 	err        error // refused
+	checked    bool
+	sum, crc   uint32 // checksum as it was sent, and of what has come
+}
+
+// add goes on with the checksum.
+func (x *entry) add(b []byte) {
+	if x.checked {
+		x.crc = crc32.Update(x.crc, castagnoli, b)
+	}
 }
 
 // server serves one data connection.
@@ -72,8 +79,9 @@ type server struct {
 	r, w   int              // buf[r:w] is read ahead
 	direct bool             // the last payload was large: the next is likely to be, so only its header is read ahead
 	native bool
-	more   bool // another request follows at once: statuses may wait
-	first  bool // no request has come yet
+	more   bool          // another request follows at once: statuses may wait
+	first  bool          // no request has come yet
+	head   [headLen]byte // of the request under way
 
 	// The writes under way. Entry i is dealt with by cursor i mod len(curs).
 	entries []entry
@@ -81,6 +89,7 @@ type server struct {
 	curs    []space.Cursor
 	lent    int // cursors at the end of a read that lend memory, from entry now on
 	now     int
+	behind  int // bytes that follow the payloads: checksums
 
 	// The read under way.
 	try    func(uintptr) bool
@@ -130,158 +139,12 @@ func (s *server) prepare(n int) {
 
 func (s *server) cur(i int) *space.Cursor { return &s.curs[i%len(s.curs)] }
 
-// sealed reports whether memory that is lent should be given back.
-func (s *server) sealed() bool {
-	for i := range s.lent {
-		if s.cur(s.now + i).Sealed() {
-			return true
-		}
-	}
-	return false
-}
-
-// errUnsent says that statuses must be sent before anything more is waited for.
-var errUnsent = errors.New("statuses wait")
-
-// tryRead reads what there is. While there is nothing, it sends the statuses that wait, sets the deadline, and reports false: wait. It never
-// blocks, since memory is lent to it.
-func (s *server) tryRead(fd uintptr) bool {
-	for {
-		if s.buf == nil {
-			s.buf = buffers.Get().(*[bufferLen]byte)
-		}
-		if s.ahead > 0 {
-			s.iov = append(s.iov[:s.lent], s.buf[s.w:s.w+s.ahead])
-		}
-		n, err := s.vector.readv(fd, s.iov)
-		switch {
-		case err == nil && n == 0:
-			s.err = io.EOF
-			return true
-		case err == nil:
-			s.n = n
-			return true
-		case errors.Is(err, unix.EINTR):
-			continue
-		case !errors.Is(err, unix.EAGAIN):
-			s.err = err
-			return true
-		}
-		if len(s.acks) > 0 && !s.more {
-			n, err := unix.Write(int(fd), s.acks)
-			if n == len(s.acks) {
-				s.acks = s.acks[:0]
-				continue
-			}
-			if n > 0 {
-				s.acks = s.acks[:copy(s.acks, s.acks[n:])]
-			}
-			s.err = errUnsent
-			if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
-				s.err = err
-			}
-			return true
-		}
-		if s.idle && s.w == s.r {
-			buffers.Put(s.buf)
-			s.buf, s.r, s.w = nil, 0, 0
-			clear(s.iov) // it refers to the buffer
-			s.iov = s.iov[:0]
-			if !s.first {
-				s.c.silent.Store(time.Now().UnixNano())
-			}
-		}
-		s.waited = true
-		_ = s.c.SetReadDeadline(time.Now().Add(s.wait))
-		return s.sealed() // checked after the deadline is set: a kick before would be undone by it
-	}
-}
-
-// read reads into the memory that is lent, the first s.lent of s.iov, and then up to ahead bytes into the buffer. n counts those of both. n = 0
-// without an error: a lease was sealed.
-func (s *server) read(ahead int, wait time.Duration) (int, error) {
-	if s.r == s.w {
-		s.r, s.w = 0, 0
-	} else if s.w+ahead > bufferLen {
-		s.w = copy(s.buf[:], s.buf[s.r:s.w])
-		s.r = 0
-	}
-	memory := 0
-	for _, b := range s.iov[:s.lent] {
-		memory += len(b)
-	}
-	s.ahead, s.wait = min(ahead, bufferLen-s.w), wait
-	for {
-		s.n, s.err, s.waited = 0, nil, false
-		err := s.raw.Read(s.try)
-		if err == nil {
-			err = s.err
-		}
-		switch {
-		case err == nil:
-			if s.n > memory {
-				s.w += s.n - memory
-			}
-			return s.n, nil
-		case errors.Is(err, errUnsent) && s.lent == 0:
-			if err := s.flush(); err != nil {
-				return 0, err
-			}
-		case errors.Is(err, errUnsent): // the memory must not be held while we wait for the peer
-			return 0, err
-		case !errors.Is(err, os.ErrDeadlineExceeded):
-			return 0, err
-		case s.sealed():
-			return 0, nil
-		case s.waited:
-			return 0, err
-		default: // a deadline of an earlier read, or of a kick that came late
-			_ = s.c.SetReadDeadline(time.Time{})
-		}
-	}
-}
-
-// flush sends the statuses that wait.
-func (s *server) flush() error {
-	if len(s.acks) == 0 {
-		return nil
-	}
-	_ = s.c.SetWriteDeadline(time.Now().Add(s.e.cfg.Stall))
-	_, err := s.c.Write(s.acks)
-	s.acks = s.acks[:0]
-	return err
-}
-
-func (s *server) status(code uint32) bool {
-	s.acks = appendStatus(s.acks, code)
-	return len(s.acks) < acksLen || s.flush() == nil
-}
-
-// need reads until n bytes are ahead. idle: the connection may have nothing to say for long.
-func (s *server) need(n int, idle bool) error {
-	for s.w-s.r < n {
-		ahead, wait := bufferLen, s.e.cfg.Stall
-		if s.direct {
-			ahead = n - (s.w - s.r)
-		}
-		s.idle = idle && s.w == s.r
-		if s.idle {
-			wait = s.e.cfg.Idle
-		}
-		_, err := s.read(ahead, wait)
-		s.idle = false
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (s *server) header() (header, error) {
 	if err := s.need(headerLen, true); err != nil {
 		return header{}, err
 	}
 	s.c.silent.Store(0)
+	s.head = [headLen]byte(s.buf[s.r:])
 	h := parseHeader(s.buf[s.r:])
 	s.r += headerLen
 	return h, nil
@@ -305,7 +168,8 @@ func (s *server) request(h header) bool {
 	if h.size == 0 && !v2 { // a no-op in version 1
 		return true
 	}
-	s.entries, s.begun = append(s.entries[:0], entry{size: h.size, addr: h.addr}), 0
+	s.entries, s.begun = append(s.entries[:0], entry{size: h.size, addr: h.addr, checked: s.native && h.flags&sumFlag != 0, sum: h.sum}), 0
+	s.entries[0].add(s.head[:])
 	s.begin(0)
 	err := s.entries[0].err
 	if h.op&^flagV2 != opWrite { // anything else is a read, as upstream has it
@@ -323,15 +187,17 @@ func (s *server) table(h header) bool {
 	if h.addr == 0 || h.addr > tableMax {
 		return false
 	}
-	n := tableLen(int(h.addr))
+	rows, sums := int(h.addr), h.flags&sumFlag != 0
+	n := tableLen(rows)
 	if s.need(n, false) != nil {
 		return false
 	}
 	s.entries, s.begun = s.entries[:0], 0
 	total := uint64(0)
-	for i := range int(h.addr) {
-		b := s.buf[s.r+16*i:]
-		x := entry{size: binary.LittleEndian.Uint64(b), addr: binary.LittleEndian.Uint64(b[8:])}
+	for i := range rows {
+		b := s.buf[s.r+rowLen*i:]
+		x := entry{size: binary.LittleEndian.Uint64(b), addr: binary.LittleEndian.Uint64(b[8:]), checked: sums}
+		x.add(b[:rowLen])
 		if x.size == 0 || x.size > refusedMax {
 			return false
 		}
@@ -339,14 +205,30 @@ func (s *server) table(h header) bool {
 		s.entries = append(s.entries, x)
 	}
 	s.r += n
+	if total != h.size {
+		return false
+	}
 	more := s.more
 	s.more = true // until the last payload
-	return total == h.size && s.carry(true) && s.answered(more)
+	if sums {
+		s.behind = sumsLen(rows)
+	}
+	ok := s.carry(true)
+	s.more = more
+	return ok
 }
 
-// answered lets statuses go again.
-func (s *server) answered(more bool) bool {
-	s.more = more
+// sums reads the checksums of a table.
+func (s *server) sums() bool {
+	n := s.behind
+	s.behind = 0
+	if s.need(n, false) != nil {
+		return false
+	}
+	for i := range s.entries {
+		s.entries[i].sum = binary.LittleEndian.Uint32(s.buf[s.r+crc32.Size*i:])
+	}
+	s.r += n
 	return true
 }
 
@@ -378,45 +260,77 @@ func (s *server) hello() bool {
 	return s.status(statusOK)
 }
 
-// carry moves the payloads of the entries to memory or to the sink.
+// carry moves the payloads of the entries to memory or to the sink, and answers them.
 func (s *server) carry(v2 bool) bool {
 	for i := range s.entries {
-		if s.begun == i {
-			s.begin(i)
+		if !s.move(i) || s.behind == 0 && v2 && !s.status(s.outcome(i)) {
+			return false
 		}
-		cur := s.cur(i)
-		s.direct = s.entries[i].size >= directFrom
-		for cur.Left() > 0 {
-			var err error
-			switch {
-			case s.r < s.w: // what was read ahead
-				b := s.buf[s.r:s.w]
-				if uint64(len(b)) > cur.Left() {
-					b = b[:cur.Left()]
-				}
-				s.r += s.place(cur, b)
-			case s.direct:
-				err = s.readDirect(i)
-			default:
-				_, err = s.read(bufferLen, s.e.cfg.Stall)
-			}
-			if err != nil {
-				s.e.cfg.Logger.Debug("write cut", "peer", s.c.RemoteAddr().String(), "left", cur.Left(), "error", err)
-				return false
-			}
-		}
-		code := uint32(statusOK)
-		if err := s.entries[i].err; s.native {
-			if err == nil && cur.Sunk() {
-				err = transfer.ErrSealed
-			}
-			code = codeOf(err)
-		}
-		if v2 && !s.status(code) {
+	}
+	if s.behind == 0 {
+		return true
+	}
+	if !s.sums() {
+		return false
+	}
+	for i := range s.entries {
+		if !s.status(s.outcome(i)) {
 			return false
 		}
 	}
 	return true
+}
+
+// move moves the payload of entry i.
+func (s *server) move(i int) bool {
+	if s.begun == i {
+		s.begin(i)
+	}
+	x, cur := &s.entries[i], s.cur(i)
+	s.direct = x.size >= directFrom
+	for cur.Left() > 0 {
+		var err error
+		switch {
+		case s.r < s.w: // what was read ahead
+			b := s.buf[s.r:s.w]
+			if uint64(len(b)) > cur.Left() {
+				b = b[:cur.Left()]
+			}
+			x.add(b)
+			s.r += s.place(cur, b)
+		case s.direct:
+			err = s.readDirect(i)
+		default:
+			_, err = s.read(bufferLen, s.e.cfg.Stall)
+		}
+		if err != nil {
+			s.e.cfg.Logger.Debug("write cut", "peer", s.c.RemoteAddr().String(), "left", cur.Left(), "error", err)
+			return false
+		}
+	}
+	if x.err == nil && cur.Sunk() {
+		x.err = transfer.ErrSealed
+	}
+	return true
+}
+
+// outcome is the status of entry i. A foreign peer is told that all is well when its write was sunk.
+func (s *server) outcome(i int) uint32 {
+	switch x := &s.entries[i]; {
+	case !s.native:
+		return statusOK
+	case x.err == nil && x.checked && x.sum != x.crc:
+		return s.damaged(i)
+	default:
+		return codeOf(x.err)
+	}
+}
+
+// damaged notes that an entry has arrived as something else than was sent. The bytes are in place; the writer fails the room.
+func (s *server) damaged(i int) uint32 {
+	s.e.counts.corrupt.Add(1)
+	s.e.cfg.Logger.Error("bytes were damaged on the way", "peer", s.c.RemoteAddr().String(), "bytes", s.entries[i].size, "sent", s.entries[i].sum, "came", s.entries[i].crc)
+	return statusCorrupt
 }
 
 // place copies bytes that were read ahead, of the write under way, and returns how many are dealt with.
@@ -450,7 +364,7 @@ func (s *server) lend(i int) (ahead int) {
 		}
 	}
 	if i == len(s.entries) {
-		return headerLen
+		return s.behind + headerLen
 	}
 	return 0
 }
@@ -467,6 +381,7 @@ func (s *server) readDirect(i int) error {
 	s.lent = 0
 	for k := range lent {
 		part := min(n, len(s.iov[k]))
+		s.entries[i+k].add(s.iov[k][:part])
 		s.cur(i + k).Place(part)
 		s.e.counts.in.Add(uint64(part))
 		n -= part

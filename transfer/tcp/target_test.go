@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -30,13 +31,26 @@ type open struct {
 
 func opened(t testing.TB, cfg Config, item, items int) *open {
 	t.Helper()
-	m, err := transfer.NewMemory(item * items) // outside of the race detector's view: to it a status is no synchronisation
+	m := memory(t, item*items) // given back after the engine is closed
+	return admitted(t, start(t, cfg), m, item)
+}
+
+// memory is outside of the race detector's view: to it a status is no synchronisation.
+func memory(t testing.TB, n int) []byte {
+	t.Helper()
+	m, err := transfer.NewMemory(n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = m.Close() }) // after the engine
-	x := &open{Engine: start(t, cfg), mem: m.Bytes()}
-	if x.region, err = x.Register(x.mem, item); err != nil {
+	t.Cleanup(func() { _ = m.Close() })
+	return m.Bytes()
+}
+
+func admitted(t testing.TB, e *Engine, mem []byte, item int) *open {
+	t.Helper()
+	x := &open{Engine: e, mem: mem}
+	var err error
+	if x.region, err = x.Register(mem, item); err != nil {
 		t.Fatal(err)
 	}
 	x.lease = x.admit(t, 0)
@@ -325,7 +339,7 @@ func TestTables(t *testing.T) {
 	src := random(12 * item)
 	part := func(k int) []byte { return src[k*item : (k+1)*item] }
 	// Writes of two leases, some refused, of all sizes, in pieces.
-	entries := []entry{{item, addr(1, 0), nil}, {item, addr(2, 8), nil}, {item, addr(3, 0), nil}, {100, addr(1, 1), nil}, {item, addr(1, 2), nil}, {item, 77, nil}, {2 * item, addr(1, 3), nil}}
+	entries := []entry{{size: item, addr: addr(1, 0)}, {size: item, addr: addr(2, 8)}, {size: item, addr: addr(3, 0)}, {size: 100, addr: addr(1, 1)}, {size: item, addr: addr(1, 2)}, {size: item, addr: 77}, {size: 2 * item, addr: addr(1, 3)}}
 	stream := table(entries...)
 	for _, k := range [][]byte{part(0), part(8), part(11), part(1)[:100], part(2), part(11), src[3*item : 5*item]} {
 		stream = append(stream, k...)
@@ -351,7 +365,7 @@ func TestTables(t *testing.T) {
 		t.Errorf("%d bytes of the first lease are covered", got)
 	}
 	// One lease is sealed while the target waits with the memory of both.
-	send(t, c, table(entry{item, addr(1, 5), nil}, entry{item, addr(2, 9), nil}, entry{item, addr(1, 6), nil}), part(5)[:10_000])
+	send(t, c, table(entry{size: item, addr: addr(1, 5)}, entry{size: item, addr: addr(2, 9)}, entry{size: item, addr: addr(1, 6)}), part(5)[:10_000])
 	for deadline := time.Now().Add(hang); !bytes.Equal(x.mem[5*item:5*item+10_000], part(5)[:10_000]); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the beginning does not arrive")
@@ -375,9 +389,9 @@ func TestTables(t *testing.T) {
 	for name, bad := range map[string][]byte{
 		"no entries":     appendHeader(nil, header{op: opTable}),
 		"too many":       appendHeader(nil, header{op: opTable, addr: tableMax + 1}),
-		"a wrong total":  append(appendHeader(nil, header{size: 5, op: opTable, addr: 1}), table(entry{item, addr(1, 0), nil})[headerLen:]...),
-		"a size of none": table(entry{0, addr(1, 0), nil}),
-		"a size too big": table(entry{1 << 60, addr(1, 0), nil}),
+		"a wrong total":  append(appendHeader(nil, header{size: 5, op: opTable, addr: 1}), table(entry{size: item, addr: addr(1, 0)})[headerLen:]...),
+		"a size of none": table(entry{size: 0, addr: addr(1, 0)}),
+		"a size too big": table(entry{size: 1 << 60, addr: addr(1, 0)}),
 	} {
 		c := dialData(t, x.Engine)
 		send(t, c, hello(x.Instance()), bad)
@@ -386,7 +400,7 @@ func TestTables(t *testing.T) {
 		}
 	}
 	c = dialData(t, x.Engine) // of a foreign engine it is a strange read
-	send(t, c, table(entry{item, addr(1, 0), nil}))
+	send(t, c, table(entry{size: item, addr: addr(1, 0)}))
 	wantEnd(t, c)
 }
 
@@ -396,6 +410,9 @@ func TestNativeConnection(t *testing.T) {
 	send(t, c, hello(x.Instance()))
 	wantStatus(t, c, statusOK)
 	big := random(100_000)
+	request := func(op byte, addr uint64, size int) []byte {
+		return appendHeader(nil, header{size: uint64(size), addr: addr, op: op})
+	}
 	send(t, c, request(opWrite|flagV2, x.region.Base()-1, len(big)), big, request(opWrite|flagV2, x.region.Base()+9000, len(big)), big,
 		request(opWrite|flagV2, x.region.Base(), 10), big[:10], request(opRead|flagV2, x.region.Base()+10_000, 10), request(opRead|flagV2, x.region.Base(), 10))
 	wantStatus(t, c, statusNotRegistered)
@@ -407,6 +424,18 @@ func TestNativeConnection(t *testing.T) {
 	if err := second(io.ReadFull(c, got)); err != nil || !bytes.Equal(got, big[:10]) {
 		t.Errorf("read % x, %v", got, err)
 	}
+	summed := func(addr uint64, payload []byte) []byte {
+		h := header{size: uint64(len(payload)), addr: addr, op: opWrite | flagV2, flags: sumFlag}
+		h.sum = crc32.Update(crc32.Checksum(appendHeader(nil, h)[:headLen], castagnoli), castagnoli, payload)
+		return append(appendHeader(nil, h), payload...)
+	}
+	wrong, elsewhere := summed(x.region.Base(), big[:700]), summed(x.region.Base(), big[:700])
+	wrong[len(wrong)-1] ^= 1
+	elsewhere[8]++ // its address
+	send(t, c, summed(x.region.Base(), big[:700]), wrong, elsewhere)
+	wantStatus(t, c, statusOK)
+	wantStatus(t, c, statusCorrupt)
+	wantStatus(t, c, statusCorrupt)
 	x.lease.Seal()
 	send(t, c, request(opWrite|flagV2, x.region.Base(), 10_000), big[:10_000])
 	wantStatus(t, c, statusSealed)
@@ -643,7 +672,7 @@ func FuzzDataConnection(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 0x81, 1, 2}, uint8(1), false)
 	f.Add([]byte{1, 0, 0, 0x01, 1, 5, 0, 10, 0x80, 3, 1, 0, 0x81}, uint8(3), false)
 	f.Add(bytes.Repeat([]byte{0, 1, 0, 0x81}, 20), uint8(20), true)
-	f.Add(append([]byte{1, 0, 0, 0x81, 9}, table(entry{100, 5, nil}, entry{10, 7, nil})...), uint8(1), true)
+	f.Add(append([]byte{1, 0, 0, 0x81, 9}, table(entry{size: 100, addr: 5}, entry{size: 10, addr: 7})...), uint8(1), true)
 	f.Fuzz(func(t *testing.T, in []byte, requests uint8, native bool) {
 		var stream []byte
 		if native {

@@ -155,7 +155,7 @@ func TestOwnDescriptorIsReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.dataAddr("x:1") != "10.1.2.3:8" || d.ProtoVersion != 2 || d.Native != 1 || *d.Instance != e.Instance() {
+	if d.dataAddr("x:1") != "10.1.2.3:8" || d.ProtoVersion != 2 || d.Native != sumsFrom || *d.Instance != e.Instance() {
 		t.Errorf("%s is %+v", text, d)
 	}
 	if want := fmt.Sprintf(`"addr":%d,"length":`, r.Base()); !bytes.Contains(text, []byte(want)) {
