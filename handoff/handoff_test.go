@@ -12,12 +12,14 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvferry/kvferry/backend"
 	"github.com/kvferry/kvferry/backend/mooncake"
 	"github.com/kvferry/kvferry/kvlayout"
 	"github.com/kvferry/kvferry/node"
 	"github.com/kvferry/kvferry/room"
 	"github.com/kvferry/kvferry/transfer"
 	"github.com/kvferry/kvferry/transfer/tcp"
+	"github.com/kvferry/kvferry/zmtp"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -435,5 +437,25 @@ func TestDamagedWritesFailTheRoomAsCorrupt(t *testing.T) {
 			t.Errorf("%v, want Failed as corrupt", v)
 		}
 		h.Clear()
+	}
+}
+
+// A decode rank that has been restarted under its old addresses has the old session name; the end of the old registration is not that of the
+// new one.
+func TestPlanOfARestartedDecode(t *testing.T) {
+	x := newPair(t, 1, 1, 1, 1, kvlayout.HeadMajor)
+	p, d := x.p[0], x.d[0]
+	registration := zmtp.Message{Frames: d.cfg.Dialect.Registration(d.self, true)}
+	for range 3 {
+		s := p.read(registration, backend.From{Instance: instance(9), Remote: "test"})
+		if s.ev == nil {
+			t.Fatal("the registration is not understood")
+		}
+		p.hear([]received{s})
+		p.under(func() {
+			if p.plans[d.self.Session] == nil {
+				t.Error("no plan for the session")
+			}
+		})
 	}
 }

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvferry/kvferry/kvlayout"
@@ -36,7 +40,8 @@ type learnt struct {
 	rank map[[4]int]registry.RankAddr
 }
 
-// Find implements Directory. It asks until the instance is ready or ctx ends.
+// Find implements Directory. It asks until the instance is ready or ctx ends. One that can't be reached for now, which a time-out or a broken
+// connection means, is asked again; a refused connection and an answer that says no end it.
 func (l *Lookup) Find(ctx context.Context, id room.ID, p Peer, own kvlayout.Geometry) (Route, error) {
 	if !registry.ValidAddr(p.Bootstrap) {
 		return Route{}, fmt.Errorf("%w: registry address %q, want host:port", registry.ErrInvalid, p.Bootstrap)
@@ -48,7 +53,7 @@ func (l *Lookup) Find(ctx context.Context, id room.ID, p Peer, own kvlayout.Geom
 	defer func() { <-e.sem }()
 	for {
 		r, err := l.find(ctx, e, id, p, own)
-		if err == nil || !errors.Is(err, registry.ErrNotReady) {
+		if err == nil || !passing(err) || ctx.Err() != nil {
 			return r, err
 		}
 		select {
@@ -57,6 +62,19 @@ func (l *Lookup) Find(ctx context.Context, id room.ID, p Peer, own kvlayout.Geom
 			return Route{}, err
 		}
 	}
+}
+
+// passing reports whether a question that failed with err is worth asking again.
+func passing(err error) bool {
+	var lookup *net.DNSError
+	switch {
+	case errors.Is(err, registry.ErrNotReady):
+		return true
+	case errors.As(err, &lookup):
+		return false
+	}
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.EOF) ||
+		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // maxCache bounds the addresses that are remembered.

@@ -153,7 +153,8 @@ func (p *Prefill) read(m zmtp.Message, from backend.From) received {
 		reg.Refused = err.Error()
 		p.log.Warn("a decode rank can't be served", "session", in.Session, "peer", reg.Endpoint, "error", err)
 	}
-	return received{ev: reg, prepare: func() { p.plans[in.Session] = pl }}
+	// Afterwards, because the step may end another incarnation's registration of the same session.
+	return received{ev: reg, then: func() { p.plans[in.Session] = pl }}
 }
 
 // carry does the actions that only prefill has. It runs under mu.

@@ -124,10 +124,10 @@ func newRank(ctx context.Context, side room.Side, cfg Control, n stepper, l *nod
 	return r, nil
 }
 
-// received is what a control message says to the node; prepare runs before it, under the lock.
+// received is what a control message says to the node; then runs after its step, under the lock.
 type received struct {
-	ev      node.Event
-	prepare func()
+	ev   node.Event
+	then func()
 }
 
 // start begins to receive and to tick; the side's fields must be set by then. What has come at once is stepped at once.
@@ -151,14 +151,7 @@ func (r *rank) start(read func(zmtp.Message, backend.From) received) {
 				}
 			}
 			clear(messages[:n])
-			r.under(func() {
-				for _, s := range said {
-					if s.prepare != nil {
-						s.prepare()
-					}
-					_ = r.locked(s.ev)
-				}
-			})
+			r.hear(said)
 			clear(said)
 		}
 	})
@@ -171,6 +164,18 @@ func (r *rank) start(read func(zmtp.Message, backend.From) received) {
 				return
 			case <-t.C:
 				r.tick()
+			}
+		}
+	})
+}
+
+// hear steps the node with what was said.
+func (r *rank) hear(said []received) {
+	r.under(func() {
+		for _, s := range said {
+			_ = r.locked(s.ev)
+			if s.then != nil {
+				s.then()
 			}
 		}
 	})

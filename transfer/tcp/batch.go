@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 
@@ -152,7 +153,19 @@ func (p *peer) carry(h *handle, list []*part) {
 		return
 	}
 	one := func(x *part) {
-		if err := p.writeV2(h, d, x); err != nil {
+		d := d
+		err := p.writeV2(h, d, x)
+		if errors.Is(err, errOtherInstance) { // what we know is of the one before
+			p.forget(d)
+			x.loose = false // what a connection to the one before has taken can't reach this one's memory
+			if d, err = p.describe(h.ctx); err == nil {
+				err = p.writeV2(h, d, x)
+			}
+		}
+		if x.loose {
+			h.loose.Store(true)
+		}
+		if err != nil {
 			p.forget(d)
 			h.fail(err)
 		}

@@ -304,7 +304,7 @@ func TestRestartUnderTheSameName(t *testing.T) {
 	v.check(batch)
 }
 
-// Another incarnation under the same name and ports refuses what was meant for the one before.
+// Another incarnation under the same name and ports takes what is meant for it, and nothing that was meant for the one before.
 func TestAnotherIncarnation(t *testing.T) {
 	a := opened(t, Config{}, 1000, 4)
 	e := start(t, Config{})
@@ -320,12 +320,16 @@ func TestAnotherIncarnation(t *testing.T) {
 	if b.region.Base() == a.region.Base() {
 		t.Error("the same addresses again")
 	}
-	frag[0].Dst = b.region.Base()
-	if err := write(t, e, b.Name(), frag); !errors.Is(err, transfer.ErrPeerGone) {
-		t.Errorf("another incarnation: %v", err)
+	h, err := e.Write(b.Name(), frag)
+	if err != nil {
+		t.Fatal(err)
 	}
+	if <-h.Settled(); !errors.Is(h.Err(), transfer.ErrNotRegistered) || !h.Answered() {
+		t.Errorf("meant for the one before: %v, answered %v", h.Err(), h.Answered())
+	}
+	frag[0].Dst = b.region.Base()
 	if err := write(t, e, b.Name(), frag); err != nil {
-		t.Errorf("once it is known: %v", err)
+		t.Errorf("meant for it: %v", err)
 	}
 }
 

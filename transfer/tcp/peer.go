@@ -57,6 +57,9 @@ type link struct {
 	err    error
 }
 
+// errOtherInstance is a hello to an engine that is not the incarnation that the descriptor told of.
+var errOtherInstance = errors.New("not the incarnation that it was")
+
 // write writes what is pending of s, and takes away from it what is written, until all is or an error comes.
 func (l *link) write(s *stream) (n int, err error) {
 	l.s, l.n, l.err = s, 0, nil
@@ -331,7 +334,7 @@ func (p *peer) open(ctx context.Context, d *descriptor, addr string) (*link, err
 	case errors.Is(err, errStatus):
 		err = fmt.Errorf("%w: %s: %w", transfer.ErrProtocol, addr, err)
 	case err == nil:
-		err = fmt.Errorf("%w: %s is not the incarnation that it was (status %d)", transfer.ErrPeerGone, addr, code)
+		err = fmt.Errorf("%w: %w: %s (status %d)", transfer.ErrPeerGone, errOtherInstance, addr, code)
 	default:
 		err = gone("hello to "+addr, err)
 	}

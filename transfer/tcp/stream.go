@@ -39,6 +39,7 @@ type part struct {
 	pending [][]byte // of vectors, not written yet
 	words   [512 * statusLen]byte
 	row     [rowLen]byte // of a table
+	loose   bool         // requests were sent whose answers have not come
 }
 
 var parts = sync.Pool{New: func() any {
@@ -55,7 +56,7 @@ func (x *part) release() {
 	if cap(x.frags) > maxKept {
 		x.frags = nil
 	}
-	x.frags, x.pending = x.frags[:0], nil
+	x.frags, x.pending, x.loose = x.frags[:0], nil, false
 	x.reset()
 	parts.Put(x)
 }
@@ -131,7 +132,7 @@ func (p *peer) writeV2(h *handle, d *descriptor, x *part) error {
 			return nil
 		}
 		if !errors.Is(err, errRefused) {
-			h.loose.Store(true)
+			x.loose = true
 		}
 		if h.ctx.Err() != nil {
 			err = p.e.ended("write to " + p.name)
