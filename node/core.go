@@ -90,13 +90,14 @@ type Counts struct {
 type core struct {
 	cfg    Config
 	side   room.Side
-	now    time.Time
+	wall   time.Time     // of the newest Step
+	skew   time.Duration // pauses of our own
+	now    time.Time     // wall without them: what every clock here goes by
 	out    []Action
 	timers timerHeap
 	seq    uint64
 	peers  map[string]*peer
 	order  []*peer // in order of first use, for ticks
-	last   time.Time
 	tombs  tombstones
 
 	letters map[uint64]*letter // by number
@@ -110,16 +111,24 @@ func newCore(side room.Side, cfg Config) core {
 func (c *core) do(a Action) { c.out = append(c.out, a) }
 
 func (c *core) emit(k event.Kind, e event.Event) {
-	e.Kind, e.Side, e.Rank, e.At = k, c.side, c.cfg.Rank, c.now
+	e.Kind, e.Side, e.Rank, e.At = k, c.side, c.cfg.Rank, c.wall
 	c.do(Emit{e})
 }
 
 // note makes an event without a chunk.
 func note(id room.ID, peer string) event.Event { return event.Event{Room: id, Peer: peer, Chunk: -1} }
 
+// ownPause is from how long on nothing was stepped that it was a pause of our own (SIGSTOP, a stalled machine): nobody else is to blame for
+// that time, so it counts for no deadline and for no silence.
+const ownPause = 10 * TickInterval
+
 func (c *core) begin(now time.Time) {
-	if now.After(c.now) {
-		c.now = now
+	if gap := now.Sub(c.wall); gap > 0 {
+		if gap > ownPause && !c.wall.IsZero() {
+			c.skew += gap - TickInterval
+		}
+		c.wall = now
+		c.now = now.Add(-c.skew)
 	}
 	c.out = c.out[:0]
 }
@@ -238,14 +247,8 @@ func (c *core) retry(p *peer) {
 	p.up, p.broke, p.lost, p.since = false, true, true, c.now
 }
 
-// silent lists the peers that are to be condemned now. After a pause of our own all clocks start again.
+// silent lists the peers that are to be condemned now.
 func (c *core) silent() (dead []*peer) {
-	if !c.last.IsZero() && c.now.Sub(c.last) > 10*TickInterval {
-		for _, p := range c.order {
-			p.heard = c.now
-		}
-	}
-	c.last = c.now
 	for _, p := range c.order {
 		if p.lost {
 			continue
@@ -301,8 +304,8 @@ func (c *core) down(ev PeerDown) {
 }
 
 func (c *core) heard(ev PeerHeard) {
-	if p := c.peers[ev.Endpoint]; p != nil && ev.At.After(p.heard) {
-		p.heard, p.suspect = ev.At, false
+	if p, at := c.peers[ev.Endpoint], ev.At.Add(-c.skew); p != nil && at.After(p.heard) {
+		p.heard, p.suspect = at, false
 	}
 }
 

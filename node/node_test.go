@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -211,16 +212,28 @@ func TestSilent(t *testing.T) {
 	})
 }
 
+// Time in which a rank itself stood still is nobody's silence and no room's delay, however long it was.
 func TestOwnPauseCondemnsNobody(t *testing.T) {
-	w := newWorld(t, 1, 1, 1, true)
-	w.open(7, true)
-	w.pass(time.Second)
-	w.now = w.now.Add(time.Minute) // stopped and continued
-	w.pass(time.Second)
-	w.send(7)
-	w.run()
-	w.expect(7, room.Success, 0, 0)
-	w.end(7)
+	for _, before := range []time.Duration{0, time.Second} { // 0: not even one tick has passed
+		for _, pause := range []time.Duration{5 * time.Second, 20 * time.Second, 20 * time.Minute} {
+			t.Run(fmt.Sprint(before, pause), func(t *testing.T) {
+				w := newWorld(t, 1, 1, 1, true)
+				w.open(7, true)
+				w.run()
+				w.stepP(0, StillQueued{})
+				w.run()
+				w.pass(before)
+				w.now = w.now.Add(pause) // stopped and continued
+				w.stepD(0, Tick{})
+				w.stepP(0, Tick{})
+				w.pass(time.Second)
+				w.send(7)
+				w.run()
+				w.expect(7, room.Success, 0, 0)
+				w.end(7)
+			})
+		}
+	}
 }
 
 func TestRestartOnTheSameAddress(t *testing.T) {

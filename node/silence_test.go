@@ -72,8 +72,7 @@ func TestWhatBecomesOfASilentDecode(t *testing.T) {
 			w.stepP(0, PeerUp{dEnd(0), room.InstanceID{9, 9}})
 			want = Counts{Peers: 1}
 		case "vanishes":
-			w.now = w.now.Add(LostLife)
-			w.pass(time.Second)
+			w.pass(LostLife)
 			want = Counts{}
 		default:
 			w.cut[dEnd(0)] = false
