@@ -30,6 +30,7 @@ type rankKey struct {
 type target struct {
 	Target
 	sent     bool      // metadata has left
+	late     bool      // it was found while no connection was up: it is whoever answers next
 	answered bool      // it said Success
 	failed   bool      // it said Failed
 	silent   bool      // it said that no write of its own is left, or its success says so
@@ -178,8 +179,8 @@ func (n *Decode) route(ev Routed) {
 	r.routed = true
 	var avoid room.Cause
 	for _, t := range ev.Targets {
-		r.targets = append(r.targets, target{Target: t})
 		p := n.use(t.Endpoint)
+		r.targets = append(r.targets, target{Target: t, late: p.known && !p.up})
 		if p.lost {
 			avoid = room.NewCause(room.Unavailable, room.Decode, t.Endpoint, "it has been silent and has not come back")
 		}

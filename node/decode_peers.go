@@ -37,8 +37,9 @@ func (n *Decode) peerUp(ev PeerUp) {
 	}
 	for _, id := range slices.Clone(p.rooms.list) {
 		r := n.rooms[id]
+		r.target(p.endpoint).late = false
 		if again && p.native() && !r.status.Terminal() {
-			r.unsend(p.endpoint) // what the broken connection held may be lost, and the same word twice does no harm
+			r.target(p.endpoint).sent = false // what the broken connection held may be lost, and the same word twice does no harm
 		}
 		n.publish(r)
 	}
@@ -52,11 +53,11 @@ func (n *Decode) lose(p *peer, cause room.Cause, dead bool) {
 	p.up, p.lost, p.owed = false, true, nil
 	for _, id := range slices.Clone(p.rooms.list) {
 		r := n.rooms[id]
-		for i := range r.targets {
-			if t := &r.targets[i]; t.Endpoint == p.endpoint && dead {
-				t.silent = true
-			}
+		t := r.target(p.endpoint)
+		if cause.Code == room.PeerRestarted && t.late && !t.sent {
+			continue // it is the new one's
 		}
+		t.silent = t.silent || dead
 		n.conclude(r, room.Failed, cause)
 		n.prove(r)
 		n.rest(r)
@@ -66,11 +67,7 @@ func (n *Decode) lose(p *peer, cause room.Cause, dead bool) {
 	}
 	for _, e := range slices.Clone(p.withheld.list) {
 		r := n.withheld[e]
-		for i := range r.targets {
-			if t := &r.targets[i]; t.Endpoint == p.endpoint {
-				t.silent = true
-			}
-		}
+		r.target(p.endpoint).silent = true
 		n.prove(r)
 	}
 }
@@ -216,13 +213,9 @@ func (r *recvRoom) lastNamed() (last time.Time) {
 	return last
 }
 
-// unsend lets metadata go to an endpoint again.
-func (r *recvRoom) unsend(endpoint string) {
-	for i := range r.targets {
-		if r.targets[i].Endpoint == endpoint {
-			r.targets[i].sent = false
-		}
-	}
+// target is the room's target at an endpoint; its peer has the room in its list.
+func (r *recvRoom) target(endpoint string) *target {
+	return &r.targets[slices.IndexFunc(r.targets, func(t target) bool { return t.Endpoint == endpoint })]
 }
 
 // late is the cause of a room that is past the deadline of its state.

@@ -236,6 +236,28 @@ func TestOwnPauseCondemnsNobody(t *testing.T) {
 	}
 }
 
+// A room that was found while the old instance was gone and the new one not met yet is the new one's; one that was found before is lost.
+func TestRoomFoundBetweenTwoInstances(t *testing.T) {
+	w := newWorld(t, 1, 1, 1, true)
+	w.open(7, false)
+	w.run()
+	w.p[0] = NewPrefill(Config{Pages: 64})
+	w.inst[pEnd(0)] = room.InstanceID{9}
+	w.stepD(0, PeerDown{pEnd(0), "EOF"})
+	w.open(8, true)
+	w.stepD(0, PeerUp{pEnd(0), w.inst[pEnd(0)]})
+	w.stepP(0, PeerUp{dEnd(0), w.inst[dEnd(0)]})
+	w.run()
+	if got := w.cause[who(room.Decode, 0, 7)].Code; got != room.PeerRestarted {
+		t.Errorf("the room from before: %v", got)
+	}
+	w.send(8)
+	w.run()
+	w.expect(8, room.Success, 0, 0)
+	w.end(7, 8)
+	w.noWithheld()
+}
+
 func TestRestartOnTheSameAddress(t *testing.T) {
 	w := newWorld(t, 1, 1, 1, true)
 	w.open(7, true)
