@@ -148,7 +148,9 @@ type anew struct{}
 
 // Find implements handoff.Directory.
 func (anew) Find(ctx context.Context, id room.ID, p handoff.Peer, own kvlayout.Geometry) (handoff.Route, error) {
-	return new(handoff.Lookup).Find(ctx, id, p, own)
+	r, err := new(handoff.Lookup).Find(ctx, id, p, own)
+	r.Until = time.Time{} // of this room alone
+	return r, err
 }
 
 // bootstrap serves the instance's registry on its first rank.
