@@ -3,6 +3,7 @@ package drill
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"syscall"
@@ -13,30 +14,30 @@ import (
 
 // heal ends the fault, replaces instances that have lost a process, and lets late bytes arrive.
 func (r *run) heal() error {
-	for x := range r.hurt {
-		if x.end() == 0 {
-			_ = x.signal(syscall.SIGCONT) // it may be ending
+	if r.Fault == "stopped" {
+		for x := range r.hurt {
+			if err := x.signal(syscall.SIGCONT); err != nil {
+				return err
+			}
 		}
 	}
 	if err := r.net.heal(r.wait); err != nil {
 		return err
 	}
-	if r.Fault == "drain" {
-		for _, x := range r.room.ranks[r.side] {
-			if err := r.until(x.name+" ends", x.done); err != nil {
-				return err
-			}
+	for _, x := range r.ending() {
+		if err := r.until(x.name+" ends", x.done); err != nil {
+			return err
 		}
 	}
 	for _, x := range r.pair.inst[sideP].ranks {
 		if x.end() == 0 {
-			if _, err := x.do(r.wait, order{Op: "heal"}); err != nil && !errors.Is(err, errEnded) {
+			if _, err := x.do(r.wait, order{Op: "heal"}); err != nil {
 				return err
 			}
 		}
 	}
-	for x := range r.hurt {
-		if r.Fault == "stopped" && x.end() == 0 {
+	if r.Fault == "stopped" {
+		for x := range r.hurt {
 			r.afterStop(x)
 		}
 	}
@@ -53,6 +54,17 @@ func (r *run) heal() error {
 	ctx, cancel := context.WithTimeout(r.wait, patience)
 	defer cancel()
 	return r.net.idle(ctx)
+}
+
+// ending are the ranks that the fault makes end.
+func (r *run) ending() (list []*rank) {
+	switch r.Fault {
+	case "drain":
+		return r.room.ranks[r.side]
+	case "killed", "rank-killed", "restart":
+		return slices.Collect(maps.Keys(r.hurt))
+	}
+	return nil
 }
 
 // replace puts a new incarnation in the place of an instance.
