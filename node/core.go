@@ -189,6 +189,22 @@ func (c *core) due() (timer, bool) {
 	return timer{}, false
 }
 
+// sweep takes the deadlines away that are out of date, when they are more than those of the rooms and letters there are: a room that ends
+// leaves its own behind, minutes before they are due.
+func (c *core) sweep(rooms int, current func(timer) bool) {
+	const some, each = 1024, 4 // of a room at a time: its state's, the stall's, and one of its end's
+	if len(c.timers) <= some+each*rooms+len(c.letters) {
+		return
+	}
+	c.timers = slices.DeleteFunc(c.timers, func(t timer) bool {
+		if t.kind == timerRepeat {
+			return c.letters[t.stamp] == nil
+		}
+		return !current(t)
+	})
+	heap.Init(&c.timers)
+}
+
 // ---- peers
 
 // peer is a control socket of the other side.

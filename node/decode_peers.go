@@ -106,6 +106,10 @@ func (n *Decode) tick() {
 			n.conclude(r, room.Failed, n.late(r))
 		}
 	}
+	n.sweep(len(n.rooms), func(t timer) bool {
+		r := n.rooms[t.room]
+		return r != nil && (t.kind != timerDeadline || t.stamp == r.stamp) && (t.kind != timerStall || t.stamp == r.stall)
+	})
 	for _, p := range n.silent() {
 		n.lose(p, room.Causef(room.PeerSilent, room.Decode, p.endpoint, "no sign of life for %v", n.cfg.CondemnAfter), false)
 		delete(n.byRank, rankKey{p.instance, p.rank})

@@ -258,6 +258,32 @@ func TestRoomFoundBetweenTwoInstances(t *testing.T) {
 	w.noWithheld()
 }
 
+// Deadlines of rooms that have ended do not pile up until they would have been due.
+func TestDeadlinesOfEndedRoomsGo(t *testing.T) {
+	w := newWorld(t, 1, 1, 1, true)
+	for id := room.ID(100); id < 5000; id++ {
+		w.open(id, true)
+		w.run()
+		w.send(id)
+		w.run()
+		w.end(id)
+		if id%500 == 0 {
+			w.pass(TickInterval)
+		}
+	}
+	w.open(7, false)
+	w.pass(TickInterval)
+	for _, n := range []int{len(w.p[0].timers), len(w.d[0].timers)} {
+		if n > 1024+4 {
+			t.Errorf("%d deadlines beside one room", n)
+		}
+	}
+	w.pass(301 * time.Second) // those of rooms that are there stay
+	if s, c := w.verdictOf(room.Prefill, 7); s != room.Failed || c != room.Timeout {
+		t.Errorf("%v %v, want a failure by its deadline", s, c)
+	}
+}
+
 func TestRestartOnTheSameAddress(t *testing.T) {
 	w := newWorld(t, 1, 1, 1, true)
 	w.open(7, true)

@@ -100,6 +100,10 @@ func (n *Prefill) tick() {
 			n.conclude(r, room.Failed, room.Causef(room.Timeout, room.Prefill, "", what, n.cfg.Bootstrap))
 		}
 	}
+	n.sweep(len(n.rooms), func(t timer) bool {
+		r := n.rooms[t.room]
+		return r != nil && (t.kind != timerDeadline || t.stamp == r.stamp)
+	})
 	n.tombs.expire(n.now)
 	n.promised.expire(n.now)
 	for _, p := range n.silent() { // its process may still be there and go on, so its registrations stay until something else is known
