@@ -171,7 +171,7 @@ func (s *Space) find(addr uint64) *region {
 type lease struct {
 	space      *Space
 	generation uint32
-	windows    []*window
+	windows    []window
 	onCovered  func()
 	want       uint64
 	idle       chan struct{}
@@ -188,8 +188,8 @@ type window struct {
 	lease  *lease
 	region *region
 	items  []int32    // sorted; windows may share it
-	whole  []uint64   // a bit per item that is in place; under lease.mu, as is parts
-	parts  []*partial // by index into items, where some bytes are in place; made with the first of them
+	whole  []uint64   // a bit per item that is in place; made, as parts is, with the first of them, and under lease.mu
+	parts  []*partial // by index into items, where some bytes are in place
 }
 
 // index is where an item is in the window, -1: it is not.
@@ -210,6 +210,7 @@ func (s *Space) Open(g transfer.Grant) (transfer.Lease, error) {
 		return nil, transfer.ErrClosed
 	}
 	sorted := map[*int32][]int32{} // by the first element and, since lists may share that too, checked by length
+	l.windows = make([]window, 0, len(g.Windows)) // regions point into it
 	for _, w := range g.Windows {
 		win, err := s.window(l, w, sorted)
 		if err != nil {
@@ -218,7 +219,8 @@ func (s *Space) Open(g transfer.Grant) (transfer.Lease, error) {
 		l.want += uint64(len(win.items)) * win.region.item
 		l.windows = append(l.windows, win)
 	}
-	for _, w := range l.windows {
+	for i := range l.windows {
+		w := &l.windows[i]
 		w.region.leases[g.Generation] = w
 		w.region.ever.add(g.Generation)
 	}
@@ -230,19 +232,19 @@ func (s *Space) Open(g transfer.Grant) (transfer.Lease, error) {
 }
 
 // window checks one window of a lease. The space is locked.
-func (s *Space) window(l *lease, w transfer.Window, sorted map[*int32][]int32) (*window, error) {
+func (s *Space) window(l *lease, w transfer.Window, sorted map[*int32][]int32) (win window, err error) {
 	r, ok := w.Region.(*region)
 	if !ok || r.space != s || r.gone {
-		return nil, fmt.Errorf("%w: a region of another engine, or one that is unregistered", transfer.ErrInvalid)
+		return win, fmt.Errorf("%w: a region of another engine, or one that is unregistered", transfer.ErrInvalid)
 	}
 	if limit := maxItems/r.items - 1; uint64(l.generation) > limit {
-		return nil, fmt.Errorf("%w: generation %d of a region of %d items, want at most %d", transfer.ErrInvalid, l.generation, r.items, limit)
+		return win, fmt.Errorf("%w: generation %d of a region of %d items, want at most %d", transfer.ErrInvalid, l.generation, r.items, limit)
 	}
 	if r.leases[l.generation] != nil {
-		return nil, fmt.Errorf("%w: generation %d is in use", transfer.ErrInvalid, l.generation)
+		return win, fmt.Errorf("%w: generation %d is in use", transfer.ErrInvalid, l.generation)
 	}
-	if slices.ContainsFunc(l.windows, func(x *window) bool { return x.region == r }) {
-		return nil, fmt.Errorf("%w: two windows of one region", transfer.ErrInvalid)
+	if slices.ContainsFunc(l.windows, func(x window) bool { return x.region == r }) {
+		return win, fmt.Errorf("%w: two windows of one region", transfer.ErrInvalid)
 	}
 	var list []int32
 	if len(w.Items) > 0 {
@@ -253,15 +255,15 @@ func (s *Space) window(l *lease, w transfer.Window, sorted map[*int32][]int32) (
 			sorted[&w.Items[0]] = list
 			for i := 1; i < len(list); i++ {
 				if list[i] == list[i-1] {
-					return nil, fmt.Errorf("%w: item %d is listed twice", transfer.ErrInvalid, list[i])
+					return win, fmt.Errorf("%w: item %d is listed twice", transfer.ErrInvalid, list[i])
 				}
 			}
 		}
 		if lo, hi := list[0], list[len(list)-1]; lo < 0 || uint64(hi) >= r.items {
-			return nil, fmt.Errorf("%w: items %d to %d of a region of %d", transfer.ErrInvalid, lo, hi, r.items)
+			return win, fmt.Errorf("%w: items %d to %d of a region of %d", transfer.ErrInvalid, lo, hi, r.items)
 		}
 	}
-	return &window{lease: l, region: r, items: list, whole: make([]uint64, (len(list)+63)/64)}, nil
+	return window{lease: l, region: r, items: list}, nil
 }
 
 func (l *lease) Covered() (got, want uint64) {
@@ -289,13 +291,14 @@ func (l *lease) Seal() {
 
 // empty makes the lease idle. It is locked, sealed, and nobody is inside.
 func (l *lease) empty() {
-	for _, w := range l.windows {
+	for i := range l.windows {
+		w := &l.windows[i]
 		for _, p := range w.parts {
 			if p != nil {
 				partials.Put(p)
 			}
 		}
-		w.parts = nil
+		w.whole, w.parts = nil, nil
 	}
 	close(l.idle)
 }
@@ -304,8 +307,8 @@ func (l *lease) Retire() {
 	l.Seal()
 	l.space.mu.Lock()
 	defer l.space.mu.Unlock()
-	for _, w := range l.windows {
-		if w.region.leases[l.generation] == w {
+	for i := range l.windows {
+		if w := &l.windows[i]; w.region.leases[l.generation] == w {
 			delete(w.region.leases, l.generation)
 		}
 	}
@@ -313,6 +316,9 @@ func (l *lease) Retire() {
 
 // cover counts [from, to) of the region's memory, which begins in item index i of the window. The lease is locked and not sealed.
 func (w *window) cover(i int, from, to uint64) {
+	if w.whole == nil {
+		w.whole = make([]uint64, (len(w.items)+63)/64)
+	}
 	item := w.region.item
 	for at := from % item; from < to; i++ {
 		n := min(to-from, item-at)
