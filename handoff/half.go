@@ -41,7 +41,7 @@ type Half interface {
 	Status() room.Status
 }
 
-// half is what senders and receivers share. Its channels are closed under the rank's lock.
+// half is what senders and receivers share. Its moments come under the rank's lock.
 type half struct {
 	id   room.ID
 	rank *rank
@@ -54,22 +54,62 @@ type half struct {
 	onDone  []func()
 	pending int // pages in quarantine
 
-	ready, done, quiet, cleared chan struct{}
+	moments [endMoment]latch
 }
 
-func newHalf(id room.ID, r *rank) half {
-	return half{id: id, rank: r, status: room.Absent, ready: make(chan struct{}), done: make(chan struct{}), quiet: make(chan struct{}), cleared: make(chan struct{})}
+// moment is one that can be waited for.
+type moment uint8
+
+const (
+	ready moment = iota
+	done
+	quiet
+	cleared
+	endMoment
+)
+
+// latch is a moment's channel, which is made for the first who waits for it: a room that waits costs less memory then.
+type latch struct {
+	over bool
+	c    chan struct{}
+}
+
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+func newHalf(id room.ID, r *rank) half { return half{id: id, rank: r, status: room.Absent} }
+
+// when is closed at a moment.
+func (h *half) when(m moment) <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := &h.moments[m]
+	switch {
+	case l.over:
+		return closed
+	case l.c == nil:
+		l.c = make(chan struct{})
+	}
+	return l.c
+}
+
+// comes tells that a moment has come, once. The half is locked.
+func (h *half) comes(m moment) {
+	l := &h.moments[m]
+	if l.c != nil {
+		close(l.c)
+	}
+	*l = latch{over: true}
 }
 
 func (h *half) Room() room.ID              { return h.id }
-func (h *half) Done() <-chan struct{}      { return h.done }
-func (h *half) Quiescent() <-chan struct{} { return h.quiet }
+func (h *half) Done() <-chan struct{}      { return h.when(done) }
+func (h *half) Quiescent() <-chan struct{} { return h.when(quiet) }
 
 // Ready is closed when the other side is known (WaitingForInput), or with the verdict.
-func (h *half) Ready() <-chan struct{} { return h.ready }
+func (h *half) Ready() <-chan struct{} { return h.when(ready) }
 
 // Cleared is closed when the room has left every table: after Clear, and once it is quiescent.
-func (h *half) Cleared() <-chan struct{} { return h.cleared }
+func (h *half) Cleared() <-chan struct{} { return h.when(cleared) }
 
 func (h *half) Status() room.Status {
 	h.mu.Lock()
@@ -115,10 +155,10 @@ func (h *half) changed(a node.Changed) (call []func()) {
 	h.status, h.cause, h.prefix = a.Status, a.Cause, a.Prefix
 	if a.Status.Terminal() {
 		call, h.onDone = h.onDone, nil
-		close(h.done)
+		h.comes(done)
 	}
 	if was < room.WaitingForInput && (a.Status >= room.WaitingForInput || a.Status == room.Failed) {
-		close(h.ready)
+		h.comes(ready)
 	}
 	return call
 }
@@ -126,8 +166,14 @@ func (h *half) changed(a node.Changed) (call []func()) {
 func (h *half) quiescent(p node.Proof) {
 	h.mu.Lock()
 	h.proof, h.pending = p, 0
+	h.comes(quiet)
 	h.mu.Unlock()
-	close(h.quiet)
+}
+
+func (h *half) gone() {
+	h.mu.Lock()
+	h.comes(cleared)
+	h.mu.Unlock()
 }
 
 func (h *half) quarantine(pages int) {

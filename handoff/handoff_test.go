@@ -52,7 +52,7 @@ func (d directory) Find(_ context.Context, _ room.ID, _ Peer, own kvlayout.Geome
 }
 
 type pair struct {
-	t *testing.T
+	t testing.TB
 	p []*Prefill
 	d []*Decode
 }
@@ -63,7 +63,7 @@ func instance(b byte) (id room.InstanceID) {
 	return id
 }
 
-func memoryFor(t *testing.T, g kvlayout.Geometry) Memory {
+func memoryFor(t testing.TB, g kvlayout.Geometry) Memory {
 	var m Memory
 	buf := func(n, item int) Buffer {
 		mem, err := transfer.NewMemory(n * item)
@@ -80,7 +80,7 @@ func memoryFor(t *testing.T, g kvlayout.Geometry) Memory {
 	return m
 }
 
-func newPair(t *testing.T, ptp, ppp, dtp, dpp int, order kvlayout.Order) *pair {
+func newPair(t testing.TB, ptp, ppp, dtp, dpp int, order kvlayout.Order) *pair {
 	x := &pair{t: t}
 	base := kvlayout.Geometry{Order: order, DType: "float32", Model: "m", PageSize: 4, TP: 1, PP: 1, Layers: 4, End: 4, KVHeads: 4, HeadBytes: 64}
 	log := slog.New(slog.DiscardHandler)
@@ -159,7 +159,7 @@ func (x *pair) open(id room.ID) (tx []*Sender, rx []*Receiver) {
 	return tx, rx
 }
 
-func wait(t *testing.T, what string, c <-chan struct{}) {
+func wait(t testing.TB, what string, c <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-c:

@@ -279,7 +279,7 @@ func (r *rank) do(a node.Action) {
 	case node.Cleared:
 		if h := r.halves[a.Room]; h != nil {
 			delete(r.halves, a.Room)
-			close(h.cleared)
+			h.gone()
 		}
 	case node.SendStatus:
 		r.send(a.Endpoint, d.Status(a))
@@ -381,7 +381,7 @@ func (r *rank) close(ctx context.Context, cause room.Cause) error {
 		r.closed = true
 		_ = r.locked(node.Leave{Cause: cause})
 		for _, id := range slices.Sorted(maps.Keys(r.halves)) {
-			waits = append(waits, r.halves[id].cleared)
+			waits = append(waits, r.halves[id].Cleared())
 			_ = r.locked(node.Fail{Room: id, Cause: cause})
 			_ = r.locked(node.Clear{Room: id})
 		}
