@@ -53,8 +53,25 @@ const settleTime = 400 * time.Millisecond
 // longest bounds one run.
 const longest = 90 * time.Second
 
+// errBefore is an error of a run in which the fault has not struck yet, so that it says nothing about the cell.
+var errBefore = errors.New("before the fault")
+
+// setOuts is how often a run may set out: a worker may choose a port that a proxy can't have, a machine under load may keep a room from its
+// moment.
+const setOuts = 4
+
 // try runs a cell once.
-func try(ctx context.Context, self []string, n *nursery, c Cell, seed uint64) Outcome {
+func try(ctx context.Context, self []string, n *nursery, c Cell, seed uint64) (out Outcome) {
+	for range setOuts {
+		var before bool
+		if out, before = setOut(ctx, self, n, c, seed); !before || ctx.Err() != nil {
+			break
+		}
+	}
+	return out
+}
+
+func setOut(ctx context.Context, self []string, n *nursery, c Cell, seed uint64) (out Outcome, before bool) {
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	r := &run{Cell: c, fault: faultOf(c.Fault), side: side(c.Side), rng: rand.New(rand.NewPCG(seed, 1)), post: make(chan struct{}), wait: ctx,
 		hurt: map[*rank]bool{}, hit: make(chan struct{}), out: Outcome{Cell: c, Detect: -1, Client: -1, Release: -1}}
@@ -67,13 +84,14 @@ func try(ctx context.Context, self []string, n *nursery, c Cell, seed uint64) Ou
 		patient = r.side.other()
 	}
 	var err error
-	if r.pair, err = newPair(ctx, self, n, c.Engine, tp, patient); err == nil {
-		r.net = r.pair.net
-		if err = r.drill(); err != nil {
-			r.problem("%v", err)
-		}
+	if r.pair, err = newPair(ctx, self, n, c.Engine, tp, patient); err != nil {
+		err = fmt.Errorf("%w: start: %w", errBefore, err)
 	} else {
-		r.problem("start: %v", err)
+		r.net = r.pair.net
+		err = r.drill()
+	}
+	if err != nil {
+		r.problem("%v", err)
 	}
 	if len(r.out.Problems) > 0 {
 		for _, x := range r.pair.born {
@@ -85,7 +103,7 @@ func try(ctx context.Context, self []string, n *nursery, c Cell, seed uint64) Ou
 	cancel()
 	r.pair.close()
 	r.bg.Wait()
-	return r.out
+	return r.out, errors.Is(err, errBefore)
 }
 
 func (r *run) problem(format string, args ...any) {
@@ -95,7 +113,7 @@ func (r *run) problem(format string, args ...any) {
 // drill is the course of every cell. An error ends it; what is merely wrong is noted as a problem.
 func (r *run) drill() error {
 	if err := r.pair.whole(r.wait); err != nil {
-		return fmt.Errorf("before the fault: %w", err)
+		return fmt.Errorf("%w: %w", errBefore, err)
 	}
 	select { // until every rank has ticked, as one does that is not new
 	case <-time.After(settleTime):
@@ -103,7 +121,7 @@ func (r *run) drill() error {
 		return r.wait.Err()
 	}
 	if err := r.reach(); err != nil {
-		return fmt.Errorf("moment not reached: %w", err)
+		return fmt.Errorf("%w: moment not reached: %w", errBefore, err)
 	}
 	if err := r.fault.strike(r); err != nil {
 		return fmt.Errorf("strike: %w", err)
@@ -200,8 +218,8 @@ func (r *run) arrive() error {
 	switch r.Moment {
 	case Queued:
 		for _, x := range r.room.ranks[sideD] {
-			if _, err := x.await(r.wait, r.room.id, evMet); err != nil {
-				return err
+			if ok, err := r.room.met(r.wait, x); err != nil || !ok {
+				return errors.Join(fmt.Errorf("%s does not find prefill", x.name), err)
 			}
 		}
 	case Decoding, Cleared:

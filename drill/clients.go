@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/kvferry/kvferry/room"
@@ -57,14 +56,11 @@ func (g *overGateway) problem(format string, args ...any) {
 	g.out.Problems = append(g.out.Problems, fmt.Sprintf(format, args...))
 }
 
-// portTries bounds how often a worker may choose a port that a proxy can't have, since somebody else has it.
-const portTries = 5
-
 // tryOverGateway runs a cell with workers and a gateway.
 func tryOverGateway(ctx context.Context, binary string, n *nursery, c Cell, seed uint64) (out Outcome) {
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
-	for range portTries {
+	for range setOuts {
 		out = Outcome{Cell: c, Detect: -1, Client: -1, Release: -1}
 		g := &overGateway{Cell: c, side: side(c.Side), ctx: ctx, rng: rand.New(rand.NewPCG(seed, 1)), out: &out}
 		err := g.run(binary, n)
@@ -77,7 +73,7 @@ func tryOverGateway(ctx context.Context, binary string, n *nursery, c Cell, seed
 				out.Logs += x.name + ":\n" + x.logs.String() + "\n"
 			}
 		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
+		if !errors.Is(err, errBefore) {
 			break
 		}
 	}
@@ -90,14 +86,14 @@ func (g *overGateway) run(binary string, n *nursery) (err error) {
 		flags[g.side], first, course = []string{"--pages", "4"}, shortRequest, g.tooLong
 	}
 	if g.cluster, err = newCluster(g.ctx, binary, n, flags); err != nil {
-		return fmt.Errorf("start: %w", err)
+		return fmt.Errorf("%w: start: %w", errBefore, err)
 	}
 	if err := g.cluster.discover(g.ctx, first); err != nil {
-		return fmt.Errorf("before the fault: %w", err)
+		return fmt.Errorf("%w: %w", errBefore, err)
 	}
 	for s := range g.cluster.workers {
 		if _, err := g.back(s); err != nil {
-			return fmt.Errorf("before the fault: %w", err)
+			return fmt.Errorf("%w: %w", errBefore, err)
 		}
 	}
 	return course()
@@ -123,14 +119,25 @@ func (g *overGateway) drill() error {
 	c, n := g.cluster, g.cluster.net
 	ctx, leave := context.WithCancel(g.ctx)
 	defer leave()
+	if g.Moment == Rendezvous { // decode remembers for a second where prefill is
+		select {
+		case <-time.After(1100 * time.Millisecond):
+		case <-g.ctx.Done():
+			return g.ctx.Err()
+		}
+	}
 	trap, reached := g.reach(n.payload())
 	done, began := make(chan reply, 1), make(chan struct{})
 	go func() { done <- c.gateway.ask(ctx, longRequest, began) }()
 	if g.Moment == Decoding {
 		reached = began
 	}
-	if err := until(g.ctx, string(g.Moment), reached); err != nil {
-		return fmt.Errorf("moment not reached: %w", err)
+	select {
+	case <-reached:
+	case a := <-done:
+		return fmt.Errorf("%w: moment not reached: the client got %d %.200s %w", errBefore, a.status, a.body, a.err)
+	case <-time.After(patience):
+		return fmt.Errorf("%w: moment not reached within %v", errBefore, patience)
 	}
 	g.at = monotonic()
 	if g.Fault == "client-gone" {
