@@ -129,7 +129,7 @@ func (r *run) aftermath() error {
 				r.problem("decode succeeded, %s did not", x.name)
 			}
 		}
-	} else if slices.ContainsFunc(r.room.ranks[sideP], success) && r.Moment != LastByte && r.Fault != "rank-killed" {
+	} else if slices.ContainsFunc(r.room.ranks[sideP], success) && r.Moment != LastByte && r.Fault != "rank-killed" && r.Fault != faultVanish {
 		r.problem("prefill succeeded, decode did not")
 	}
 	for _, d := range []*drive{r.room, r.with} {

@@ -42,6 +42,7 @@ type run struct {
 	posted sync.Once
 	at     int64 // of the fault, CLOCK_MONOTONIC
 	hurt   map[*rank]bool
+	held   bool          // prefill's pages had to wait for the drill
 	hit    chan struct{} // closed when an engine's fault has struck
 	out    Outcome
 	bg     sync.WaitGroup
@@ -329,7 +330,7 @@ func (r *run) linger() {
 }
 
 // pagesBack waits for decode's pages of a failed room, which no help of the network may be needed for, and for prefill's where its peer is
-// known to be gone. A write that is stuck keeps prefill's.
+// known to be gone. A write that is stuck, or whose bytes the network holds, keeps prefill's.
 func (r *run) pagesBack() error {
 	if r.Moment.over() {
 		return nil
@@ -338,12 +339,6 @@ func (r *run) pagesBack() error {
 	switch r.Fault {
 	case "killed", "stopped", "restart", "link-cut", "black-hole":
 		ranks = r.live(sideP, sideD)
-	case faultStuck:
-		for _, x := range r.live(sideP) {
-			if _, ok := x.find(of(r.room.id, evFree)); ok {
-				r.problem("%s: its pages came back while a write reads them", x.name)
-			}
-		}
 	}
 	for _, x := range ranks {
 		if w, ok := x.find(of(r.room.id, evDone)); !ok || w.Status == room.Success.String() {
@@ -353,8 +348,23 @@ func (r *run) pagesBack() error {
 			r.problem("%v", err)
 		}
 	}
+	if r.Fault == faultStuck || r.Moment.moving() && (r.Fault == "abort" || r.Fault == "msg-lost" || r.Fault == "msg-duplicated" || r.Fault == "msg-malformed") && r.net.holds() {
+		r.held = true
+		select {
+		case <-time.After(writeTime):
+		case <-r.wait.Done():
+		}
+		for _, x := range r.live(sideP) {
+			if _, ok := x.find(of(r.room.id, evQuiescent)); ok {
+				r.problem("%s: its pages came back while a write reads them", x.name)
+			}
+		}
+	}
 	return r.wait.Err()
 }
+
+// writeTime is more than it takes a rank to give pages back that nothing reads, and less than prefill waits for a write of a failed room.
+const writeTime = 100 * time.Millisecond
 
 // times measures from the fault on.
 func (r *run) times() {
@@ -381,7 +391,7 @@ func (r *run) times() {
 				continue
 			}
 			detect = max(detect, told)
-			if f, ok := x.find(of(r.room.id, evFree)); ok {
+			if f, ok := x.find(of(r.room.id, evFree)); ok && !(r.held && s == sideP) {
 				release = max(release, f.At)
 			}
 		}

@@ -16,6 +16,7 @@ const (
 	faultLands   = "write-error-lands"
 	faultStuck   = "stuck-write"
 	faultFlip    = "bit-flip"
+	faultVanish  = "write-vanishes"
 )
 
 // landsAfter is how long the bytes of a write that was reported failed stay under way.
@@ -66,6 +67,10 @@ func (e *faulty) Write(peer string, batch []transfer.Fragment) (transfer.Handle,
 			return nil, err
 		}
 		return newLie(failed, h), nil
+	case faultVanish:
+		h := newLie(nil, nil)
+		h.answered = true
+		return h, nil
 	case faultLands:
 		h := newLie(failed, nil)
 		late := slices.Clone(batch)

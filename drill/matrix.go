@@ -260,6 +260,8 @@ var faults = []*fault{
 	{name: faultPartial, about: "the engine writes half of a batch and reports an error", strike: (*run).spoilWrite, na: noWrite, expect: always(fails(cWrite))},
 	{name: faultLands, about: "the engine reports an error, and the bytes land 300 ms later", strike: (*run).spoilWrite, na: noWrite, expect: always(fails(cWrite))},
 	{name: faultStuck, about: "a write neither ends nor fails; the client gives up after 1 s", strike: (*run).spoilWrite, na: noWrite, expect: always(fails(cAborted))},
+	{name: faultVanish, about: "the engine reports success for a write of which no byte arrives", strike: (*run).spoilWrite, na: noWrite,
+		expect: func(Moment, side) (p, d want) { return mustSucceed, fails(room.Incomplete) }},
 	{name: faultFlip, about: "one bit of a write is flipped", strike: (*run).spoilWrite, expect: always(fails(room.Corrupt)),
 		na: func(e engineKind, m Moment, s side) string {
 			if !e.can("Checksum") {

@@ -140,7 +140,7 @@ func (r *run) abort() error {
 
 // isWrite reports that the fault is one of an engine's write.
 func (r *run) isWrite() bool {
-	return slices.Contains([]string{faultError, faultPartial, faultLands, faultStuck, faultFlip}, r.Fault)
+	return slices.Contains([]string{faultError, faultPartial, faultLands, faultStuck, faultFlip, faultVanish}, r.Fault)
 }
 
 // beforeChunk arms the engine's fault for the write that marks the moment.

@@ -13,7 +13,7 @@ import (
 // A handful of cells of each kind of fault: signals, the network, an engine, a message, a request.
 func TestDrill(t *testing.T) {
 	const only = "p-killed@in-flight,d-killed@last-byte,p-rank-killed@published,p-drain@queued,p-stopped@in-flight,p-slow@published,d-reset@queued," +
-		"p-write-error@last-byte,p-write-error-lands@in-flight,d-msg-lost@last-byte,p-msg-malformed@in-flight,d-abort@rendezvous,d-out-of-pages@queued"
+		"p-write-error@last-byte,p-write-vanishes@in-flight,p-write-error-lands@in-flight,d-msg-lost@last-byte,p-msg-malformed@in-flight,d-abort@rendezvous,d-out-of-pages@queued"
 	out, err := exec.Command(binary, "drill", "--json", "--jobs", "3", "--only", only).Output()
 	if err != nil {
 		t.Errorf("%v", err)
@@ -36,8 +36,8 @@ func TestDrill(t *testing.T) {
 			t.Errorf("%s-%s@%s: detected after %+v", c.Side, c.Fault, c.Moment, c.Detect)
 		}
 	}
-	if n != 13 {
-		t.Errorf("%d cells, want 13", n)
+	if n != 14 {
+		t.Errorf("%d cells, want 14", n)
 	}
 }
 
