@@ -226,6 +226,7 @@ type peer struct {
 	withheld set[room.Epoch] // decode: rooms that are over, but it may still write to their page numbers
 	sessions []string        // prefill: registered from here
 	owed     []SendAbort     // decode: aborts that wait for the connection
+	dummies  []SendMetadata  // decode: of rooms that have succeeded without it; its own room waits for them
 	letters  set[uint64]     // that it has not acknowledged
 }
 

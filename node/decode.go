@@ -239,23 +239,38 @@ func (n *Decode) post(ev Post) error {
 // publish sends metadata to every target that is up and has not got it. A target is met before anything is sent to it, so that a foreign
 // one gets nothing that it does not know.
 func (n *Decode) publish(r *recvRoom) {
-	if !r.posted || r.status.Terminal() {
+	if !r.posted || r.status == room.Failed {
 		return
 	}
 	for i := range r.targets {
 		t := &r.targets[i]
 		p := n.peers[t.Endpoint]
-		if t.sent || p == nil || !p.up {
+		if t.sent || p == nil || !p.up || r.status == room.Success && !t.Dummy {
 			continue
 		}
 		t.sent, t.named, r.published = true, n.now, true
 		if r.stall == 0 && n.cfg.Stall >= 0 && p.native() {
 			r.stall = n.arm(r.id, timerStall, n.cfg.Stall)
 		}
-		n.do(SendMetadata{t.Endpoint, p.native(), r.id, r.epoch, r.generation, r.post.Pages, r.post.Aux, r.post.State, r.post.Prefix, t.Required, t.Dummy})
+		n.do(r.metadata(t, p.native()))
 		e := note(r.id, t.Endpoint)
 		e.Pages = len(r.post.Pages)
 		n.emit(event.Published, e)
+	}
+}
+
+func (r *recvRoom) metadata(t *target, native bool) SendMetadata {
+	return SendMetadata{t.Endpoint, native, r.id, r.epoch, r.generation, r.post.Pages, r.post.Aux, r.post.State, r.post.Prefix, t.Required, t.Dummy}
+}
+
+// oweDummies keeps what a room that has succeeded still has to say to ranks that it needed nothing of, until they can be reached.
+func (n *Decode) oweDummies(r *recvRoom) {
+	for i := range r.targets {
+		t := &r.targets[i]
+		if p := n.peers[t.Endpoint]; t.Dummy && !t.sent && p != nil && !p.up && !p.lost {
+			t.sent = true
+			p.dummies = append(p.dummies, r.metadata(t, false))
+		}
 	}
 }
 
@@ -339,6 +354,9 @@ func (n *Decode) conclude(r *recvRoom, verdict room.Status, cause room.Cause) {
 	if r.posted {
 		r.sealed = true
 		n.do(SealLease{r.id, r.epoch})
+	}
+	if verdict == room.Success {
+		n.oweDummies(r)
 	}
 	if verdict == room.Failed {
 		n.sendAborts(r)

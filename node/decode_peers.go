@@ -31,15 +31,20 @@ func (n *Decode) peerUp(ev PeerUp) {
 	for _, a := range p.owed {
 		n.sendAbort(p, a)
 	}
-	p.owed = nil
+	for _, m := range p.dummies {
+		m.Native = p.native()
+		n.do(m)
+	}
+	p.owed, p.dummies = nil, nil
 	if back {
 		n.ask(p)
 	}
 	for _, id := range slices.Clone(p.rooms.list) {
 		r := n.rooms[id]
-		r.target(p.endpoint).late = false
-		if again && p.native() && !r.status.Terminal() {
-			r.target(p.endpoint).sent = false // what the broken connection held may be lost, and the same word twice does no harm
+		t := r.target(p.endpoint)
+		t.late = false
+		if again && p.native() && (t.Dummy || !r.status.Terminal()) {
+			t.sent = false // what the broken connection held may be lost, and the same word twice does no harm
 		}
 		n.publish(r)
 	}
@@ -50,7 +55,7 @@ func (n *Decode) lose(p *peer, cause room.Cause, dead bool) {
 	e := note(0, p.endpoint)
 	e.Cause = cause
 	n.emit(event.PeerDead, e)
-	p.up, p.lost, p.owed = false, true, nil
+	p.up, p.lost, p.owed, p.dummies = false, true, nil, nil
 	for _, id := range slices.Clone(p.rooms.list) {
 		r := n.rooms[id]
 		t := r.target(p.endpoint)

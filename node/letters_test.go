@@ -258,3 +258,38 @@ func TestPairThatIsTurnedAway(t *testing.T) {
 		}
 	}
 }
+
+// A prefill rank of which decode needs nothing has a room all the same, which waits for its metadata: it gets it also when it could not be
+// reached, or may not have got it, before the room succeeded without it.
+func TestDummyOfARoomThatHasSucceeded(t *testing.T) {
+	for _, how := range []string{"never up", "never up, cleared", "broken"} {
+		w := newWorld(t, 1, 2, 1, true)
+		w.cut[pEnd(1)] = how != "broken"
+		for i := range w.p {
+			w.stepP(i, OpenSend{7})
+		}
+		w.stepD(0, OpenReceive{7, 5})
+		w.stepD(0, Routed{7, []Target{{Endpoint: pEnd(0), Required: 1}, {Endpoint: pEnd(1), Rank: 1, Required: 1, Dummy: true}}})
+		w.run()
+		w.cut[pEnd(1)] = true // what is under way to it is lost
+		w.post(0, 7, 3)
+		w.run()
+		w.stepD(0, Covered{7, 5})
+		w.send(7)
+		w.run()
+		if s, _ := w.verdictOf(room.Decode, 7); s != room.Success {
+			t.Fatalf("%s: decode is %v", how, s)
+		}
+		if how == "never up, cleared" {
+			w.stepD(0, Clear{7})
+		}
+		w.cut[pEnd(1)] = false
+		w.stepD(0, PeerDown{pEnd(1), "reset"})
+		w.stepD(0, PeerUp{pEnd(1), w.inst[pEnd(1)]})
+		w.run()
+		if s := w.verdict[who(room.Prefill, 1, 7)]; s != room.Success {
+			t.Errorf("%s: the rank that sends nothing is %v", how, s)
+		}
+		w.end(7)
+	}
+}
