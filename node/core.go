@@ -363,12 +363,15 @@ type tombstone struct {
 	cause     room.Cause // zero: it succeeded
 	overtaken bool
 	epochs    []room.Epoch // lives of the room that it is about; empty: any
+	heard     []string     // prefill: decode ranks that the room knew
+	partly    bool         // there were others
 	dead      bool         // withdrawn
 }
 
-// covers reports whether the tombstone is about a life of its room. Another life of a native decode rank is not.
-func (t tombstone) covers(e room.Epoch) bool {
-	return e == 0 || len(t.epochs) == 0 || slices.Contains(t.epochs, e)
+// covers reports whether the tombstone is about a life of its room on a decode rank. Another life of a native rank is not, unless the room
+// was over before it had heard of that rank at all.
+func (t tombstone) covers(endpoint string, e room.Epoch) bool {
+	return e == 0 || len(t.epochs) == 0 || slices.Contains(t.epochs, e) || t.partly && !slices.Contains(t.heard, endpoint)
 }
 
 // tombstones is a bounded queue in order of expiry, with an index.

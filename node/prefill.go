@@ -422,11 +422,12 @@ func (n *Prefill) erase(r *sendRoom) {
 	if !r.opened {
 		n.unserved--
 	}
-	s := tombstone{id: r.id, cause: r.cause, overtaken: !r.opened}
+	s := tombstone{id: r.id, cause: r.cause, overtaken: !r.opened, partly: !r.complete()}
 	for _, d := range r.dsts {
 		if p := n.peers[d.Endpoint]; p != nil {
 			p.rooms.remove(r.id)
 		}
+		s.heard = append(s.heard, d.Endpoint)
 		if d.Epoch != 0 {
 			s.epochs = append(s.epochs, d.Epoch)
 		}

@@ -43,7 +43,7 @@ func (n *Prefill) metadata(ev Metadata) {
 	case r != nil && r.status == room.Failed:
 		n.refuse(ev, r.cause)
 		return
-	case r == nil && over && t.covers(ev.Epoch) && !t.cause.IsZero():
+	case r == nil && over && t.covers(ev.Endpoint, ev.Epoch) && !t.cause.IsZero():
 		n.refuse(ev, t.cause)
 		return
 	case ok:

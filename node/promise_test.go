@@ -115,3 +115,25 @@ func TestForeignSuccessAloneIsNoProofOfSilence(t *testing.T) {
 		}
 	}
 }
+
+// A room that was over before it had heard of all its decode ranks refuses the others' metadata, too; a rank that it knew may begin anew.
+func TestRoomIsOverForRanksThatItNeverHeardOf(t *testing.T) {
+	w := newWorld(t, 1, 1, 2, true)
+	w.open(7, true)
+	w.run()
+	ms := [2]Metadata{w.p[0].rooms[7].dsts[0].Metadata, w.p[0].rooms[7].dsts[1].Metadata}
+	for i := range ms {
+		ms[i].Room, ms[i].Epoch = 8, 50+room.Epoch(i)
+	}
+	w.stepP(0, OpenSend{8})
+	w.stepP(0, ms[0])
+	w.stepP(0, Fail{8, room.NewCause(room.ClientGone, room.Prefill, "", "")})
+	w.stepP(0, Clear{8})
+	if n := w.refusals(ms[1]); n != 1 {
+		t.Errorf("the other rank is refused %d times", n)
+	}
+	ms[0].Epoch = 60
+	if n := w.refusals(ms[0]); n != 0 || w.p[0].Counts().Unserved != 1 {
+		t.Errorf("another life is refused %d times: %+v", n, w.p[0].Counts())
+	}
+}
