@@ -32,8 +32,9 @@ func (n *Prefill) abort(ev AbortHeard) {
 		cause = room.NewCause(room.PeerAborted, room.Prefill, ev.Endpoint, "")
 	}
 	r := n.rooms[ev.Room]
+	_, heard := n.promised.get(ev.Epoch, n.now) // of the end of that life, so that it is not the one that is to come
 	if r == nil {
-		if _, over := n.tombs.get(ev.Room, n.now); !over {
+		if t, over := n.tombs.get(ev.Room, n.now); !heard && (!over || !t.covers(ev.Endpoint, ev.Epoch)) {
 			s := tombstone{id: ev.Room, cause: cause, overtaken: true}
 			if ev.Epoch != 0 {
 				s.epochs = []room.Epoch{ev.Epoch}
@@ -47,7 +48,7 @@ func (n *Prefill) abort(ev AbortHeard) {
 		}
 		return
 	}
-	if ev.Epoch != 0 && !r.knows(ev.Epoch) {
+	if ev.Epoch != 0 && (!r.knows(ev.Epoch) || heard && len(r.dsts) == 0) {
 		n.drop(ev.Room, ev.Endpoint, "abort of another epoch")
 		n.calm(ev)
 		return

@@ -137,3 +137,27 @@ func TestRoomIsOverForRanksThatItNeverHeardOf(t *testing.T) {
 		t.Errorf("another life is refused %d times: %+v", n, w.p[0].Counts())
 	}
 }
+
+// An abort is of one life: one that comes again says nothing of a request that has come since, and one of the next life is kept for it though
+// an older one has just ended.
+func TestAbortIsOfOneLife(t *testing.T) {
+	cause := room.NewCause(room.ClientGone, room.Decode, "", "")
+	for _, again := range []bool{true, false} {
+		w := pair(t)
+		old := AbortHeard{Room: 7, Epoch: w.p[0].rooms[7].dsts[0].Epoch, Endpoint: dEnd(0), Cause: cause, Seq: 90}
+		w.stepP(0, old)
+		w.stepP(0, Clear{7})
+		w.run()
+		if !again {
+			w.stepP(0, AbortHeard{Room: 7, Epoch: old.Epoch + 2, Endpoint: dEnd(0), Cause: cause, Seq: 91})
+		}
+		w.stepP(0, old)
+		w.stepP(0, OpenSend{7})
+		if again {
+			w.stepP(0, old)
+		}
+		if s := w.verdict[who(room.Prefill, 0, 7)]; (s == room.Failed) == again {
+			t.Errorf("again %v: %v", again, s)
+		}
+	}
+}
