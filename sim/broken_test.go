@@ -139,8 +139,8 @@ func TestBrokenNodesAreCaught(t *testing.T) {
 		{"retires too soon", room.Decode, plain(func(n stepper) stepper {
 			return insert(n, func(a node.SealLease) []node.Action { return []node.Action{node.RetireLease(a)} })
 		}), []string{"lease"}},
-		{"tells no verdict", room.Prefill, plain(swallow[node.SendStatus]), []string{"prompt", "verdict"}},
-		{"tells no abort", room.Decode, plain(swallow[node.SendAbort]), []string{"prompt", "verdict", "empty"}},
+		{"tells no verdict", room.Prefill, plain(swallow[node.SendStatus]), []string{"prompt", "verdict", "letters"}},
+		{"tells no abort", room.Decode, plain(swallow[node.SendAbort]), []string{"prompt", "verdict", "letters", "empty"}},
 		{"keeps a verdict from its owner", room.Decode, plain(func(n stepper) stepper {
 			return broken{n, func(_ time.Time, _ node.Event, as []node.Action) []node.Action {
 				return slices.DeleteFunc(slices.Clone(as), func(a node.Action) bool { c, ok := a.(node.Changed); return ok && c.Status == room.Failed })

@@ -5,6 +5,37 @@ import (
 	"github.com/kvferry/kvferry/room"
 )
 
+// bySession finds a process.
+func (w *world) bySession(s string) *proc {
+	for _, p := range w.procs {
+		if s != "" && p.session == s {
+			return p
+		}
+	}
+	return nil
+}
+
+// heard notes what a node is about to hear.
+func (p *proc) heard(ev node.Event) {
+	switch ev := ev.(type) {
+	case node.Registration:
+		if !p.registered[ev.Session] {
+			p.registered[ev.Session], p.fresh = true, ev.Session
+		}
+	case node.Metadata:
+		if ev.Epoch != 0 {
+			p.epochs[epochKey{ev.Room, ev.Endpoint}] = ev.Epoch
+		}
+	default: // told elsewhere
+	}
+}
+
+// epochKey names the life of a room on a decode rank that a prefill rank has heard of last.
+type epochKey struct {
+	room     room.ID
+	endpoint string
+}
+
 // changed is a new status for the owner.
 func (p *proc) changed(ev node.Event, a node.Changed) {
 	l := p.rooms[a.Room]
@@ -28,6 +59,7 @@ func (p *proc) changed(ev node.Event, a node.Changed) {
 	l.status = a.Status
 	switch a.Status {
 	case room.Failed:
+		p.w.failures++
 		p.join(l)
 		p.blamed(ev, l, a.Cause)
 	case room.Success:
@@ -56,6 +88,11 @@ func (p *proc) succeeded(l *life) {
 
 // blamed checks that a failure has the cause of what has just happened.
 func (p *proc) blamed(ev node.Event, l *life, c room.Cause) {
+	if a, ok := ev.(node.AbortHeard); ok && a.Epoch != 0 {
+		if e := p.epochs[epochKey{a.Room, a.Endpoint}]; p.w.epochs[e] > p.w.epochs[a.Epoch] {
+			p.w.violate("epoch", "%v: room %d fails by an abort of epoch %x, and %s has published it in epoch %x since", p, l.id, a.Epoch, a.Endpoint, e)
+		}
+	}
 	want, codes := blame(ev)
 	switch {
 	case c.IsZero():
@@ -157,6 +194,9 @@ func (p *proc) cleared(a node.Cleared) {
 		return
 	}
 	l.over = true
+	for _, q := range p.w.procs {
+		delete(p.epochs, epochKey{a.Room, q.endpoint})
+	}
 	delete(p.rooms, a.Room)
 	for i, o := range p.lives {
 		if o == l {
@@ -254,6 +294,10 @@ func (p *proc) check(ev node.Event) {
 	if c.Rooms-c.Unserved != len(p.lives) {
 		p.w.violate("tables", "%v has %d rooms, %d of them unserved; its owner has %d (after %s)", p, c.Rooms, c.Unserved, len(p.lives), describe(ev))
 	}
+	if q := p.w.bySession(p.fresh); q != nil && q.gone && len(p.registered) == c.Registrations+1 {
+		delete(p.registered, p.fresh) // it came too late
+	}
+	p.fresh = ""
 	if len(p.registered) != c.Registrations || c.Peers != len(p.conns) {
 		p.w.violate("tables", "%v has %d registrations and %d peers; %d have registered and %d connections are kept", p, c.Registrations, c.Peers, len(p.registered), len(p.conns))
 	}

@@ -38,6 +38,8 @@ type Config struct {
 	Rooms, Faults   int
 	Short           bool // the deadlines of rooms are seconds, not minutes
 	Few             bool // decode has few page generations
+	Patient         bool // nobody is condemned for silence
+	Stutter         bool // native messages come twice now and then
 	Group           bool // a room of an instance is one of all its ranks
 	Ops             []Op // in order of time
 	Trace           bool // fill in Result.Log
@@ -50,6 +52,7 @@ type Config struct {
 type Result struct {
 	Hash       uint64 // of everything that happened
 	Steps      int    // of all nodes
+	Failed     int    // lives of rooms, on each rank
 	Violations []Violation
 	Log        []string // with Config.Trace
 }
@@ -83,6 +86,8 @@ func FromSeed(seed uint64) Config {
 		c.skip = 4
 	}
 	c.Group = !r.oneIn(3)
+	c.Patient = r.oneIn(10)
+	c.Stutter = r.oneIn(4)
 	c.Ops = generate(c)
 	return c
 }
@@ -107,7 +112,7 @@ func (c Config) prefix(id room.ID) int { return int(id) % 3 * 16 }
 // barred says that two ranks can't exchange KV.
 func (c Config) barred(i, j int) bool {
 	r := newRNG(c.Seed, 0xbad)
-	if !r.oneIn(40) {
+	if !r.oneIn(20) {
 		return false
 	}
 	r = newRNG(c.Seed, 0xbad, uint64(i), uint64(j))
@@ -150,6 +155,9 @@ func (c Config) node(side room.Side, rank int) node.Config {
 	n := node.Config{Rank: rank, Pages: poolPages}
 	if c.Short {
 		n.Bootstrap, n.Waiting, n.Rendezvous = 5*time.Second, 6*time.Second, 3*time.Second
+	}
+	if c.Patient {
+		n.CondemnAfter = -1
 	}
 	if side == room.Decode {
 		n.Virtual, n.Coverage = c.Virtual, c.Coverage

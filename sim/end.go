@@ -19,6 +19,9 @@ func (w *world) finish() {
 	}
 	w.net.holes = nil
 	w.play(w.now + 5*time.Second)
+	if w.cfg.Faults == 0 {
+		w.acknowledged()
+	}
 	w.calm = true
 	w.play(w.now + w.cfg.patience())
 	for _, p := range w.procs {
@@ -54,6 +57,24 @@ func (c Config) patience() time.Duration {
 
 // calmTick is how often clocks tick at the end: as seldom as a node lets pass for no pause of its own.
 func (c Config) calmTick(time.Duration) time.Duration { return 10 * node.TickInterval }
+
+// acknowledged checks, in a world without faults, that no word waits for its receipt for long.
+func (w *world) acknowledged() {
+	waits := make([]int, len(w.procs))
+	for range 5 {
+		for i, p := range w.procs {
+			if p.node.Counts().Unacknowledged > 0 {
+				waits[i]++
+			}
+		}
+		w.play(w.now + 500*time.Millisecond)
+	}
+	for i, n := range waits {
+		if n == 5 {
+			w.violate("letters", "%v: words are not acknowledged, and nothing is in the way", w.procs[i])
+		}
+	}
+}
 
 // prompt checks, in a world without faults, that a failure on one side is known on the other at once: after a second at most, from when both
 // have met.

@@ -22,6 +22,7 @@ type conn struct {
 	queue  []message // while it is not up
 	ses    *session  // nil: not up
 	closed bool
+	drop   int           // so many messages are lost
 	again  time.Duration // the next message comes again after that
 }
 
@@ -134,6 +135,13 @@ func (c *conn) up(q *proc) {
 
 // send queues a message.
 func (c *conn) send(m message) {
+	if c.drop > 0 {
+		c.drop--
+		if q := c.from.w.net.at[c.to]; q != nil {
+			c.from.w.lose(c.from, q)
+		}
+		return
+	}
 	if c.ses == nil {
 		c.queue = append(c.queue, m)
 		return
@@ -146,10 +154,13 @@ func (s *session) send(m message) {
 	s.flight = append(s.flight, m)
 	s.last = max(s.last, w.now+s.conn.rng.delay(200*time.Millisecond))
 	w.push(s.last, s.pump)
+	if w.cfg.Stutter && s.conn.rng.oneIn(6) {
+		s.conn.again = s.conn.rng.delay(5*time.Second) + 1
+	}
 	if s.conn.again > 0 && s.native {
 		d := s.conn.again
 		s.conn.again = 0
-		w.after(d, func() { s.arrive(m) })
+		w.push(max(w.now+d, s.last), func() { s.arrive(m) }) // not before those that were sent before it
 	}
 }
 

@@ -33,11 +33,12 @@ const (
 	Linger // readers of the next sealed lease of decode Rank stay inside for For
 	Leave  // Side, Rank says goodbye, gives its rooms up, and ends after For
 	Wedge  // the scheduler of prefill Rank hangs for For
+	Drop   // the next N messages of Side, Rank to Peer are lost, as when a queue is full
 	endOp
 )
 
 var opNames = [endOp]string{"", "open-send", "chunk", "open-receive", "route", "post", "fail", "clear",
-	"break", "hole", "pause", "kill", "start", "repeat", "fate", "linger", "leave", "wedge"}
+	"break", "hole", "pause", "kill", "start", "repeat", "fate", "linger", "leave", "wedge", "drop"}
 
 func (k OpKind) String() string {
 	if k < endOp {
@@ -93,6 +94,8 @@ func (o Op) String() string {
 		s += fmt.Sprintf(" pages %d last %v", o.N, o.Last)
 	case Break:
 		s += fmt.Sprintf(" to %d late %v both %v", o.Peer, o.N&1 != 0, o.N&2 != 0)
+	case Drop:
+		s += fmt.Sprintf(" to %d messages %d", o.Peer, o.N)
 	case Hole, Repeat:
 		s += fmt.Sprintf(" to %d for %v", o.Peer, o.For)
 	case Pause, Linger, Leave, Wedge:
@@ -214,7 +217,7 @@ func (s *script) fault() {
 	if r.oneIn(2) {
 		o = Op{At: o.At, Side: room.Decode, Rank: o.Peer, Peer: o.Rank}
 	}
-	switch r.n(14) {
+	switch r.n(15) {
 	case 0, 1:
 		o.Kind, o.N = Break, r.n(4)
 	case 2:
@@ -236,6 +239,8 @@ func (s *script) fault() {
 		o.Kind, o.For = Leave, r.delay(3*time.Second)
 	case 10:
 		o = Op{At: o.At, Kind: Wedge, Side: room.Prefill, Rank: r.n(s.cfg.Prefill), For: r.delay(60 * time.Second)}
+	case 11:
+		o.Kind, o.N = Drop, 1+r.n(3)
 	default:
 		o = Op{Kind: Fate, Side: room.Prefill, Rank: r.n(s.cfg.Prefill), N: 1 + r.n(4*s.cfg.Rooms), Mode: Mode(1 + r.n(int(endMode)-1)), For: r.delay(100 * time.Second)}
 	}

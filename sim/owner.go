@@ -53,6 +53,7 @@ func (p *proc) own(o Op) {
 		p.open(o.Room, node.OpenSend{Room: o.Room}, &life{id: o.Room, use: o.N, status: room.Absent})
 	case OpenReceive:
 		e := room.Epoch(p.rng.next() | 1)
+		p.w.epochs[e] = len(p.w.epochs) + 1
 		p.open(o.Room, node.OpenReceive{Room: o.Room, Epoch: e}, &life{id: o.Room, use: o.N, status: room.Absent, epoch: e})
 	case Chunk:
 		p.chunk(l, o)
@@ -256,6 +257,12 @@ func (w *world) fault(p *proc, o Op) {
 		for _, c := range p.order {
 			if w.net.at[c.to] == q {
 				c.again = o.For
+			}
+		}
+	case Drop:
+		for _, c := range p.order {
+			if w.net.at[c.to] == q {
+				c.drop = o.N
 			}
 		}
 	case Linger:

@@ -38,6 +38,8 @@ type proc struct {
 	retired, opened int
 	linger          time.Duration   // readers of the next sealed lease stay
 	registered      map[string]bool // decode ranks that introduced themselves, by session
+	fresh           string          // the one that has introduced itself in this step
+	epochs          map[epochKey]room.Epoch
 	letters         map[uint64]node.SendStatus
 	writes          map[node.WriteID]*write
 	started         []*write // all
@@ -49,7 +51,7 @@ func (p *proc) String() string { return fmt.Sprintf("%v%d.%d", p.side, p.rank, p
 
 // boot starts a process, in the place of old if there is one.
 func (w *world) boot(s room.Side, rank int, old *proc) *proc {
-	p := &proc{w: w, side: s, rank: rank, conns: map[string]*conn{}, rooms: map[room.ID]*life{}, letters: map[uint64]node.SendStatus{}, registered: map[string]bool{}, writes: map[node.WriteID]*write{}}
+	p := &proc{w: w, side: s, rank: rank, conns: map[string]*conn{}, rooms: map[room.ID]*life{}, letters: map[uint64]node.SendStatus{}, registered: map[string]bool{}, epochs: map[epochKey]room.Epoch{}, writes: map[node.WriteID]*write{}}
 	if old != nil {
 		p.life = old.life + 1
 	}

@@ -3,6 +3,7 @@ package sim
 import (
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,6 +88,40 @@ func TestTrace(t *testing.T) {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in\n%s", want, all)
 		}
+	}
+}
+
+// Connections that break and messages that come twice fail no room of native peers: what was lost is said again.
+func TestBrokenConnectionsFailNothing(t *testing.T) {
+	broke := 0
+	for seed := uint64(1); seed <= 300; seed++ {
+		cfg := FromSeed(seed)
+		cfg.Peers, cfg.Rooms, cfg.Faults, cfg.skip, cfg.Few, cfg.Coverage, cfg.Short = Native, 4, 30, 0, false, false, false
+		if slices.ContainsFunc([]int{0, 1, 2, 3, 4, 5, 6, 7, 8}, func(k int) bool { return cfg.barred(k/3, k%3) }) {
+			continue
+		}
+		var ops []Op
+		for _, o := range generate(cfg) {
+			switch o.Kind {
+			case OpenSend, OpenReceive:
+				if o.N > 0 {
+					continue
+				}
+			case Fail, Clear, Hole, Pause, Kill, Start, Fate, Linger, Leave, Wedge, Drop:
+				continue
+			case Break:
+				broke++
+			default:
+			}
+			ops = append(ops, o)
+		}
+		cfg.Ops = ops
+		if r := Run(cfg); r.Failed > 0 || len(r.Violations) > 0 {
+			t.Errorf("%v: %d failed, %v", cfg, r.Failed, r.Violations)
+		}
+	}
+	if broke < 300 {
+		t.Errorf("%d connections broke", broke)
 	}
 }
 

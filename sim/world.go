@@ -53,10 +53,12 @@ type world struct {
 	pubs    []*publication
 	fates   map[[2]int]Op // of writes, by prefill rank and number
 	failed  map[verdictKey]room.Cause
-	written map[int]int // writes so far, by prefill rank
+	epochs  map[room.Epoch]int // in order of their rooms, from 1
+	written map[int]int        // writes so far, by prefill rank
 
 	calm       bool // faults are over
 	steps      int
+	failures   int // verdicts
 	hash       uint64
 	log        []string
 	violations []Violation
@@ -67,7 +69,7 @@ const maxViolations = 8
 
 // Run carries a world out and reports what it found.
 func Run(cfg Config) Result {
-	w := &world{cfg: cfg, fates: map[[2]int]Op{}, written: map[int]int{}, failed: map[verdictKey]room.Cause{}}
+	w := &world{cfg: cfg, fates: map[[2]int]Op{}, written: map[int]int{}, failed: map[verdictKey]room.Cause{}, epochs: map[room.Epoch]int{}}
 	w.net.at = map[string]*proc{}
 	for i := range cfg.Prefill {
 		w.ranks[0] = append(w.ranks[0], w.boot(room.Prefill, i, nil))
@@ -84,7 +86,7 @@ func Run(cfg Config) Result {
 	}
 	w.play(cfg.span() + 4*time.Second)
 	w.finish()
-	return Result{Hash: w.hash, Steps: w.steps, Violations: w.violations, Log: w.log}
+	return Result{Hash: w.hash, Steps: w.steps, Failed: w.failures, Violations: w.violations, Log: w.log}
 }
 
 // push puts f on the agenda, not before now.
@@ -142,9 +144,7 @@ func (w *world) step(p *proc, ev node.Event) error {
 		return nil
 	}
 	w.steps++
-	if r, ok := ev.(node.Registration); ok {
-		p.registered[r.Session] = true
-	}
+	p.heard(ev)
 	as, err := p.node.Step(w.clock(), ev)
 	if !quiet(ev, as, err) {
 		w.note("%v < %s%s", p, describe(ev), errText(err))
