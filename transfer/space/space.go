@@ -18,7 +18,6 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/kvferry/kvferry/transfer"
@@ -39,21 +38,22 @@ const (
 type Space struct {
 	mu      sync.RWMutex
 	regions []*region // by base
+	shapes  []*shape
+	leases  map[uint32]*lease // by generation, linked by also where they are of different regions
 	next    uint64
 	closed  bool
 	wg      sync.WaitGroup
 }
 
 type region struct {
-	space  *Space
-	base   uint64
-	span   uint64 // length of the address range, a power of two
-	item   uint64
-	items  uint64
-	mem    []byte
-	leases map[uint32]*window
-	ever   generations // that were open once
-	gone   bool        // under Space.mu
+	space *Space
+	base  uint64
+	span  uint64 // length of the address range, a power of two
+	item  uint64
+	items uint64
+	mem   []byte
+	ever  generations // that were open once
+	gone  bool        // under Space.mu
 }
 
 func (r *region) Base() uint64 { return r.base }
@@ -64,7 +64,7 @@ func (r *region) Items() int   { return int(r.items) }
 func New() *Space {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
-	return &Space{next: firstBase + binary.LittleEndian.Uint64(b[:])%(randomEnd-firstBase)}
+	return &Space{leases: map[uint32]*lease{}, next: firstBase + binary.LittleEndian.Uint64(b[:])%(randomEnd-firstBase)}
 }
 
 // Register implements Engine.Register.
@@ -92,7 +92,7 @@ func (s *Space) Register(mem []byte, item int) (transfer.Region, error) {
 		return nil, fmt.Errorf("%w: %d regions are registered, another needs %d addresses", transfer.ErrNoSpace, len(s.regions), span)
 	}
 	s.next = base + span
-	r := &region{space: s, base: base, span: span, item: uint64(item), items: uint64(len(mem) / item), mem: mem, leases: map[uint32]*window{}}
+	r := &region{space: s, base: base, span: span, item: uint64(item), items: uint64(len(mem) / item), mem: mem}
 	s.regions = append(s.regions, r)
 	return r, nil
 }
@@ -113,12 +113,21 @@ func (r *region) Unregister(ctx context.Context) error {
 	if i := slices.Index(r.space.regions, r); i >= 0 {
 		r.space.regions = slices.Delete(r.space.regions, i, i+1)
 	}
-	leases := make([]*lease, 0, len(r.leases))
-	for _, w := range r.leases {
-		leases = append(leases, w.lease)
-	}
+	leases := r.space.all(func(l *lease) bool { _, ok := l.of(r); return ok })
 	r.space.mu.Unlock()
 	return sealAll(ctx, leases)
+}
+
+// all lists leases. The space is locked.
+func (s *Space) all(which func(*lease) bool) (list []*lease) {
+	for _, l := range s.leases {
+		for ; l != nil; l = l.also {
+			if which(l) {
+				list = append(list, l)
+			}
+		}
+	}
+	return list
 }
 
 func sealAll(ctx context.Context, leases []*lease) error {
@@ -127,7 +136,7 @@ func sealAll(ctx context.Context, leases []*lease) error {
 	}
 	for _, l := range leases {
 		select {
-		case <-l.idle:
+		case <-l.Idle():
 		case <-ctx.Done():
 			return fmt.Errorf("memory is in use: %w", ctx.Err())
 		}
@@ -139,12 +148,7 @@ func sealAll(ctx context.Context, leases []*lease) error {
 func (s *Space) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
-	var leases []*lease
-	for _, r := range s.regions {
-		for _, w := range r.leases {
-			leases = append(leases, w.lease)
-		}
-	}
+	leases := s.all(func(*lease) bool { return true })
 	s.mu.Unlock()
 	err := sealAll(ctx, leases)
 	s.wg.Wait() // callbacks, which do not block
@@ -167,215 +171,16 @@ func (s *Space) find(addr uint64) *region {
 	return s.regions[lo-1]
 }
 
-// lease is one life of a room.
-type lease struct {
-	space      *Space
-	generation uint32
-	windows    []window
-	onCovered  func()
-	want       uint64
-	idle       chan struct{}
-	sealed     atomic.Bool // set under mu
-
-	mu     sync.Mutex
-	inside []*Cursor // between Next and Place
-	got    uint64
-	told   bool
-}
-
-// window is a lease's items of one region.
-type window struct {
-	lease  *lease
-	region *region
-	items  []int32    // sorted; windows may share it
-	whole  []uint64   // a bit per item that is in place; made, as parts is, with the first of them, and under lease.mu
-	parts  []*partial // by index into items, where some bytes are in place
-}
-
-// index is where an item is in the window, -1: it is not.
-func (w *window) index(item uint64) int {
-	i, ok := slices.BinarySearch(w.items, int32(item))
-	if !ok {
-		return -1
-	}
-	return i
-}
-
-// Open implements Engine.Open.
-func (s *Space) Open(g transfer.Grant) (transfer.Lease, error) {
-	l := &lease{space: s, generation: g.Generation, onCovered: g.OnCovered, idle: make(chan struct{})}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, transfer.ErrClosed
-	}
-	sorted := map[*int32][]int32{} // by the first element and, since lists may share that too, checked by length
-	l.windows = make([]window, 0, len(g.Windows)) // regions point into it
-	for _, w := range g.Windows {
-		win, err := s.window(l, w, sorted)
-		if err != nil {
-			return nil, err
-		}
-		l.want += uint64(len(win.items)) * win.region.item
-		l.windows = append(l.windows, win)
-	}
-	for i := range l.windows {
-		w := &l.windows[i]
-		w.region.leases[g.Generation] = w
-		w.region.ever.add(g.Generation)
-	}
-	if l.want == 0 && l.onCovered != nil {
-		l.told = true
-		s.wg.Go(l.onCovered)
-	}
-	return l, nil
-}
-
-// window checks one window of a lease. The space is locked.
-func (s *Space) window(l *lease, w transfer.Window, sorted map[*int32][]int32) (win window, err error) {
-	r, ok := w.Region.(*region)
-	if !ok || r.space != s || r.gone {
-		return win, fmt.Errorf("%w: a region of another engine, or one that is unregistered", transfer.ErrInvalid)
-	}
-	if limit := maxItems/r.items - 1; uint64(l.generation) > limit {
-		return win, fmt.Errorf("%w: generation %d of a region of %d items, want at most %d", transfer.ErrInvalid, l.generation, r.items, limit)
-	}
-	if r.leases[l.generation] != nil {
-		return win, fmt.Errorf("%w: generation %d is in use", transfer.ErrInvalid, l.generation)
-	}
-	if slices.ContainsFunc(l.windows, func(x window) bool { return x.region == r }) {
-		return win, fmt.Errorf("%w: two windows of one region", transfer.ErrInvalid)
-	}
-	var list []int32
-	if len(w.Items) > 0 {
-		list = sorted[&w.Items[0]]
-		if len(list) != len(w.Items) {
-			list = slices.Clone(w.Items)
-			slices.Sort(list)
-			sorted[&w.Items[0]] = list
-			for i := 1; i < len(list); i++ {
-				if list[i] == list[i-1] {
-					return win, fmt.Errorf("%w: item %d is listed twice", transfer.ErrInvalid, list[i])
-				}
-			}
-		}
-		if lo, hi := list[0], list[len(list)-1]; lo < 0 || uint64(hi) >= r.items {
-			return win, fmt.Errorf("%w: items %d to %d of a region of %d", transfer.ErrInvalid, lo, hi, r.items)
-		}
-	}
-	return window{lease: l, region: r, items: list}, nil
-}
-
-func (l *lease) Covered() (got, want uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.got, l.want
-}
-
-func (l *lease) Idle() <-chan struct{} { return l.idle }
-
-func (l *lease) Seal() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.sealed.Load() {
-		return
-	}
-	l.sealed.Store(true)
-	for _, c := range l.inside {
-		c.Kick()
-	}
-	if len(l.inside) == 0 {
-		l.empty()
-	}
-}
-
-// empty makes the lease idle. It is locked, sealed, and nobody is inside.
-func (l *lease) empty() {
-	for i := range l.windows {
-		w := &l.windows[i]
-		for _, p := range w.parts {
-			if p != nil {
-				partials.Put(p)
-			}
-		}
-		w.whole, w.parts = nil, nil
-	}
-	close(l.idle)
-}
-
-func (l *lease) Retire() {
-	l.Seal()
-	l.space.mu.Lock()
-	defer l.space.mu.Unlock()
-	for i := range l.windows {
-		if w := &l.windows[i]; w.region.leases[l.generation] == w {
-			delete(w.region.leases, l.generation)
-		}
-	}
-}
-
-// cover counts [from, to) of the region's memory, which begins in item index i of the window. The lease is locked and not sealed.
-func (w *window) cover(i int, from, to uint64) {
-	if w.whole == nil {
-		w.whole = make([]uint64, (len(w.items)+63)/64)
-	}
-	item := w.region.item
-	for at := from % item; from < to; i++ {
-		n := min(to-from, item-at)
-		switch bit := uint64(1) << (i % 64); {
-		case w.whole[i/64]&bit != 0:
-		case n == item:
-			w.whole[i/64] |= bit
-			w.lease.got += item
-			if w.parts != nil && w.parts[i] != nil {
-				fresh, _ := w.parts[i].add(0, item, item)
-				w.lease.got -= item - fresh
-				w.drop(i)
-			}
-		default:
-			if w.parts == nil {
-				w.parts = make([]*partial, len(w.items))
-			}
-			p := w.parts[i]
-			if p == nil {
-				p = partials.Get().(*partial)
-				p.begin(at, at+n, item)
-				w.parts[i] = p
-			}
-			fresh, whole := p.add(at, at+n, item)
-			w.lease.got += fresh
-			if whole {
-				w.whole[i/64] |= bit
-				w.drop(i)
-			}
-		}
-		from, at = from+n, 0
-	}
-}
-
-func (w *window) drop(i int) {
-	partials.Put(w.parts[i])
-	w.parts[i] = nil
-}
-
-// covered reports, once, that every byte is in place. The lease is locked.
-func (l *lease) covered() bool {
-	if l.got < l.want || l.told || l.sealed.Load() || l.onCovered == nil {
-		return false
-	}
-	l.told = true
-	return true
-}
-
 // Cursor takes one write after another through memory. It serves one goroutine; Kick may be called from any.
 type Cursor struct {
 	// Kick makes a read into memory that Next lent return soon. It is called at most once per Next, with locks held, and must not block.
 	Kick func()
 
-	win     *window // nil: everything goes to the sink
-	first   int     // index of the item in which start is
-	start   uint64  // offset in the region's memory from which on bytes are not counted
-	off     uint64  // offset of the next byte
+	win     *window // &own; nil: everything goes to the sink
+	own     window
+	first   int    // index of the item in which start is
+	start   uint64 // offset in the region's memory from which on bytes are not counted
+	off     uint64 // offset of the next byte
 	left    uint64
 	sunk    bool
 	reading bool
@@ -405,8 +210,8 @@ func (s *Space) Begin(c *Cursor, addr, size uint64) error {
 	if last/r.items != gen {
 		return fmt.Errorf("%w: items %d to %d of a region of %d are of two generations", transfer.ErrOutOfRange, first, last, r.items)
 	}
-	w := r.leases[uint32(gen)]
-	if w == nil {
+	w, ok := s.window(r, uint32(gen))
+	if !ok {
 		if !r.ever.has(uint32(gen)) { // gen is below 2^32, since a range is less than twice 2^31 items
 			return fmt.Errorf("%w: generation %d was never open", transfer.ErrOutOfRange, gen)
 		}
@@ -421,7 +226,8 @@ func (s *Space) Begin(c *Cursor, addr, size uint64) error {
 	if w.lease.sealed.Load() {
 		return transfer.ErrSealed
 	}
-	c.win, c.first, c.sunk = w, i, false
+	c.own = w
+	c.win, c.first, c.sunk = &c.own, i, false
 	c.off = off - gen*r.items*r.item
 	c.start = c.off
 	return nil
@@ -477,7 +283,7 @@ func (c *Cursor) Place(n int) {
 		c.count()
 	}
 	if l.sealed.Load() && len(l.inside) == 0 {
-		l.empty()
+		l.rest()
 	}
 	tell := l.covered()
 	l.mu.Unlock()
