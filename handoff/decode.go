@@ -206,7 +206,8 @@ func virtual(list []int32, generation uint32, pool int) []int32 {
 
 // openLease admits writes to a room's items. It runs under mu.
 func (d *Decode) openLease(a node.OpenLease) {
-	g := transfer.Grant{Generation: a.Generation, OnCovered: func() { _ = d.step(node.Covered{Room: a.Room, Epoch: a.Epoch}) }}
+	covered := node.Covered{Room: a.Room, Epoch: a.Epoch}
+	g := transfer.Grant{Generation: a.Generation, OnCovered: func() { _ = d.step(covered) }}
 	for _, r := range d.mem.kv {
 		g.Windows = append(g.Windows, transfer.Window{Region: r, Items: a.Pages})
 	}

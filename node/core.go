@@ -148,7 +148,7 @@ const (
 
 // timer is due once; stamp must equal the room's own, else it is out of date.
 type timer struct {
-	at    time.Time
+	at    int64 // in nanoseconds of the node's own time
 	seq   uint64
 	room  room.ID
 	kind  timerKind
@@ -159,7 +159,7 @@ type timerHeap []timer
 
 func (h timerHeap) Len() int { return len(h) }
 func (h timerHeap) Less(i, j int) bool {
-	return h[i].at.Before(h[j].at) || h[i].at.Equal(h[j].at) && h[i].seq < h[j].seq
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].seq < h[j].seq
 }
 func (h timerHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
 func (h *timerHeap) Push(x any)   { *h = append(*h, x.(timer)) }
@@ -173,13 +173,13 @@ func (h *timerHeap) Pop() any {
 // arm sets a deadline and returns its stamp.
 func (c *core) arm(id room.ID, kind timerKind, after time.Duration) uint64 {
 	c.seq++
-	heap.Push(&c.timers, timer{c.now.Add(after), c.seq, id, kind, c.seq})
+	heap.Push(&c.timers, timer{c.now.Add(after).UnixNano(), c.seq, id, kind, c.seq})
 	return c.seq
 }
 
 // due pops the next deadline of a room that has passed, and repeats the letters that come before it.
 func (c *core) due() (timer, bool) {
-	for len(c.timers) > 0 && !c.timers[0].at.After(c.now) {
+	for len(c.timers) > 0 && c.timers[0].at <= c.now.UnixNano() {
 		t := heap.Pop(&c.timers).(timer)
 		if t.kind != timerRepeat {
 			return t, true

@@ -35,7 +35,7 @@ func (c *core) mail(p *peer, id room.ID, build func(seq uint64) Action) {
 
 func (c *core) repeatLater(seq uint64, l *letter) {
 	c.seq++
-	heap.Push(&c.timers, timer{at: c.now.Add(l.pause), seq: c.seq, kind: timerRepeat, stamp: seq})
+	heap.Push(&c.timers, timer{at: c.now.Add(l.pause).UnixNano(), seq: c.seq, kind: timerRepeat, stamp: seq})
 }
 
 // repeat is what a letter's timer does.
