@@ -160,7 +160,11 @@ func (s *session) send(m message) {
 	if s.conn.again > 0 && s.native {
 		d := s.conn.again
 		s.conn.again = 0
-		w.push(max(w.now+d, s.last), func() { s.arrive(m) }) // not before those that were sent before it
+		w.push(max(w.now+d, s.last), func() { // not before those that were sent before it
+			if !s.conn.from.gone { // who is gone repeats nothing
+				s.arrive(m)
+			}
+		})
 	}
 }
 
