@@ -208,6 +208,9 @@ func (p *proc) cleared(a node.Cleared) {
 
 // watch looks at what a node says to its peers.
 func (p *proc) watch(a node.Action) {
+	if r, ok := a.(node.SendRefused); ok && p.epochs[epochKey{r.Room, r.Endpoint}] == r.Epoch {
+		delete(p.epochs, epochKey{r.Room, r.Endpoint}) // that life will not be served, so it is nobody's
+	}
 	s, ok := a.(node.SendStatus)
 	if !ok {
 		return
