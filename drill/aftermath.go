@@ -205,8 +205,8 @@ func (r *run) empty(x *rank) {
 		last = t
 		unread := t.Unread
 		t.Unread = 0
-		if role == sideD && r.cutWrite() {
-			t.Withheld = 0
+		if r.cutWrite() { // each on its side
+			t.Withheld, t.Doubts = 0, 0
 		}
 		return t == tables{} && (unread > 0) == (r.Fault == "msg-malformed" && role == r.side)
 	})

@@ -2,7 +2,6 @@ package drill
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -13,12 +12,11 @@ import (
 // engineKind is an engine that rank processes can use.
 type engineKind struct {
 	name string
-	caps transfer.Capabilities
 	make func(ctx context.Context, s Setup) (transfer.Engine, error)
 }
 
 var engines = []engineKind{
-	{"tcp", new(tcp.Engine).Capabilities(), func(ctx context.Context, s Setup) (transfer.Engine, error) {
+	{"tcp", func(ctx context.Context, s Setup) (transfer.Engine, error) {
 		return tcp.New(ctx, tcp.Config{Bind: s.Bind, Port: s.Name, DataPort: s.Data, Advertise: s.Advertise, AdvertisePort: s.Name, AdvertiseDataPort: s.Data})
 	}},
 }
@@ -37,15 +35,4 @@ func engineOf(name string) (engineKind, error) {
 		return engineKind{}, fmt.Errorf("engine %q, want one of %q", name, Engines())
 	}
 	return engines[i], nil
-}
-
-// can reports a capability by its name, so that one that an engine gains is drilled from then on.
-func (e engineKind) can(name string) bool {
-	b, err := json.Marshal(e.caps)
-	var all map[string]any
-	if err != nil || json.Unmarshal(b, &all) != nil {
-		return false
-	}
-	yes, _ := all[name].(bool)
-	return yes
 }

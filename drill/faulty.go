@@ -15,7 +15,6 @@ const (
 	faultPartial = "partial-post"
 	faultLands   = "write-error-lands"
 	faultStuck   = "stuck-write"
-	faultFlip    = "bit-flip"
 	faultVanish  = "write-vanishes"
 )
 
@@ -80,11 +79,6 @@ func (e *faulty) Write(peer string, batch []transfer.Fragment) (transfer.Handle,
 		h := &lie{done: make(chan struct{}), settled: make(chan struct{})}
 		go e.later(peer, slices.Clone(batch), nil, loose, h)
 		return h, nil
-	case faultFlip:
-		batch = slices.Clone(batch)
-		src := slices.Clone(batch[0].Src)
-		src[len(src)/2] ^= 1
-		batch[0].Src = src
 	}
 	return e.Engine.Write(peer, batch)
 }

@@ -262,13 +262,7 @@ var faults = []*fault{
 	{name: faultStuck, about: "a write neither ends nor fails; the client gives up after 1 s", strike: (*run).spoilWrite, na: noWrite, expect: always(fails(cAborted))},
 	{name: faultVanish, about: "the engine reports success for a write of which no byte arrives", strike: (*run).spoilWrite, na: noWrite,
 		expect: func(Moment, side) (p, d want) { return mustSucceed, fails(room.Incomplete) }},
-	{name: faultFlip, about: "one bit of a write is flipped", strike: (*run).spoilWrite, expect: always(fails(room.Corrupt)),
-		na: func(e engineKind, m Moment, s side) string {
-			if !e.can("Checksum") {
-				return "engine " + e.name + " carries no checksum, so nobody can tell"
-			}
-			return noWrite(e, m, s)
-		}},
+	{name: "bit-flip", about: "the network flips one bit of a page", strike: (*run).flip, na: noWrite, expect: always(fails(room.Corrupt))},
 	{name: "msg-lost", about: "the message to the side that marks the moment vanishes", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(true)},
 	{name: "msg-duplicated", about: "it comes twice", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(false)},
 	{name: "msg-reordered", about: "it comes behind the next message of its connection", strike: (*run).spoilMessage, late: true, na: noMessage, expect: afterMessage(false)},
@@ -298,7 +292,7 @@ var faults = []*fault{
 
 func cutOff(m Moment, _ side) (p, d want) {
 	if m == Rendezvous {
-		return fails(cAborted), fails(cAway, cTime, cSilent)
+		return fails(cAborted, cTime), fails(cAway, cTime, cSilent) // both have the same deadline
 	}
 	return byMoment(m, fails(cAborted), fails(cSilent, cWrite)), fails(cSilent)
 }
@@ -317,7 +311,7 @@ func afterMessage(gone bool) func(Moment, side) (p, d want) {
 }
 
 // cutWrite reports that a write of prefill may have been cut without an answer, so that nobody knows when its bytes are through while
-// prefill lives: decode keeps the page numbers.
+// prefill lives: it never says that it is silent, and decode keeps the page numbers.
 func (r *run) cutWrite() bool {
 	switch r.Fault {
 	case "stopped":

@@ -17,6 +17,7 @@ type network struct {
 	rate      map[side]int  // bytes a second on their way to it; 0: any
 	allowance int64         // bytes of pages that may still pass; negative: any
 	spent     chan struct{} // closed when a byte waits for the allowance
+	flip      bool          // one bit of the next bytes of a page is to be another
 	trap      *trap
 	waiting   int   // pumps that may not go on
 	carried   int64 // bytes of pages
@@ -128,6 +129,16 @@ func (n *network) allow(gone <-chan struct{}, want int) (got int) {
 	return got
 }
 
+// damage flips a bit of bytes of pages that are about to pass, if that is due.
+func (n *network) damage(b []byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.flip {
+		n.flip = false
+		b[len(b)/2] ^= 1
+	}
+}
+
 // limit lets so many bytes of pages pass; the channel is closed when the next one waits.
 func (n *network) limit(bytes int64) <-chan struct{} {
 	c := make(chan struct{})
@@ -212,7 +223,7 @@ func (n *network) heal(ctx context.Context) error {
 	n.set(func() {
 		clear(n.shut)
 		clear(n.rate)
-		n.allowance = -1
+		n.allowance, n.flip = -1, false
 	})
 	var all error
 	for _, p := range n.proxies {

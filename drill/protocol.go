@@ -71,6 +71,7 @@ type tables struct {
 	Halves   int `json:"halves"`
 	Letters  int `json:"unacknowledged"`
 	Withheld int `json:"unproven_generations"` // page numbers whose writers are not proven silent
+	Doubts   int `json:"doubts"`               // lives of rooms of which prefill can never say that it writes nothing more
 	Quarant  int `json:"quarantined"`          // pages
 	Used     int `json:"pages_used"`
 	Unread   int `json:"unread"` // messages that were dropped as not understood; may stay

@@ -223,6 +223,7 @@ func (l *leg) forward(p piece) bool {
 			if some = n.allow(l.conn.gone, some); some == 0 || !n.open(l.conn.gone, l.towards) {
 				return false
 			}
+			n.damage(raw[:some])
 		}
 		n.pace(l.conn.gone, l.towards, some)
 		if _, err := l.dst.Write(raw[:some]); err != nil {

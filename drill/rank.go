@@ -249,7 +249,7 @@ func (s *server) tables() *tables {
 	} else {
 		c = s.prefill.Counts()
 	}
-	t := &tables{Rooms: c.Rooms, Unserved: c.Unserved, Writes: c.Writes, Halves: c.Halves, Letters: c.Unacknowledged, Withheld: c.UnprovenGenerations,
+	t := &tables{Rooms: c.Rooms, Unserved: c.Unserved, Writes: c.Writes, Halves: c.Halves, Letters: c.Unacknowledged, Withheld: c.UnprovenGenerations, Doubts: c.Doubts,
 		Quarant: c.Quarantined, Used: c.Pages - c.PagesFree}
 	for _, n := range c.MessagesUnread {
 		t.Unread += int(n)

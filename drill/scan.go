@@ -95,6 +95,7 @@ func (s *zmtpScanner) cut(n int, frames [][2]int) piece {
 type dataScanner struct {
 	buf     []byte
 	left    uint64 // of the payload that is passing
+	sums    int    // bytes of checksums behind it
 	payload bool
 	broken  error
 }
@@ -104,6 +105,7 @@ const (
 	dataHello  = 0x4b
 	dataTable  = 0x4d
 	dataSync   = 0x4c
+	dataSums   = 2 // flag of a header
 	helloBody  = 32
 )
 
@@ -121,6 +123,11 @@ func (s *dataScanner) next() (piece, bool) {
 		s.left -= min(s.left, uint64(n))
 		return s.cut(n, s.payload), true
 	}
+	if s.sums > 0 {
+		n := min(s.sums, len(s.buf))
+		s.sums -= n
+		return s.cut(n, false), true
+	}
 	if len(s.buf) < dataHeader {
 		return piece{}, false
 	}
@@ -133,6 +140,9 @@ func (s *dataScanner) next() (piece, bool) {
 		size = 0
 	case dataTable:
 		n = (dataHeader + 16*int(min(addr, 1<<16)) + 63) / 64 * 64
+		if s.buf[17]&dataSums != 0 && len(s.buf) >= n {
+			s.sums = (4*int(min(addr, 1<<16)) + 63) / 64 * 64
+		}
 	}
 	if len(s.buf) < n {
 		return piece{}, false

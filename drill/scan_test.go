@@ -30,14 +30,18 @@ func TestScannersPassEveryByte(t *testing.T) {
 	data := make([]byte, 24+32+24+5)
 	data[16] = dataHello
 	data[56], data[56+16] = 5, 0x81
+	table := make([]byte, 64+3+64)
+	table[0], table[8], table[16], table[17] = 3, 1, dataTable, dataSums
+	data = append(data, table...)
+	data = append(data, data[56:56+24+5]...)
 	for step := 1; step < 90; step++ {
 		out, messages, _ := drain(&zmtpScanner{}, zmtp, step)
 		if !bytes.Equal(out, zmtp) || messages != 2 {
 			t.Fatalf("step %d: %d messages of %d bytes, want 2 of %d", step, messages, len(out), len(zmtp))
 		}
 		out, _, payload := drain(&dataScanner{}, data, step)
-		if !bytes.Equal(out, data) || payload != 5 {
-			t.Fatalf("step %d: payload %d of %d bytes, want 5 of %d", step, payload, len(out), len(data))
+		if !bytes.Equal(out, data) || payload != 5+3+5 {
+			t.Fatalf("step %d: payload %d of %d bytes, want 13 of %d", step, payload, len(out), len(data))
 		}
 	}
 }

@@ -114,6 +114,12 @@ func (r *run) reset() error {
 	return nil
 }
 
+func (r *run) flip() error {
+	r.now()
+	r.net.set(func() { r.net.flip = true })
+	return nil
+}
+
 func (r *run) loseRegistry() error {
 	r.now()
 	for _, p := range r.net.proxies {
@@ -140,7 +146,7 @@ func (r *run) abort() error {
 
 // isWrite reports that the fault is one of an engine's write.
 func (r *run) isWrite() bool {
-	return slices.Contains([]string{faultError, faultPartial, faultLands, faultStuck, faultFlip, faultVanish}, r.Fault)
+	return slices.Contains([]string{faultError, faultPartial, faultLands, faultStuck, faultVanish}, r.Fault)
 }
 
 // beforeChunk arms the engine's fault for the write that marks the moment.
