@@ -268,6 +268,9 @@ func (r *rank) do(a node.Action) {
 			r.after = append(r.after, h.changed(a)...)
 		}
 	case node.Quiescent:
+		if a.Proof == node.ProofNone {
+			r.log.Warn("quarantined pages are released: unproven", "room", a.Room)
+		}
 		if h := r.halves[a.Room]; h != nil {
 			h.quiescent(a.Proof)
 		}

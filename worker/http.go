@@ -27,8 +27,8 @@ func (w *Worker) Handler() http.Handler {
 		m.HandleFunc("POST "+path, func(rw http.ResponseWriter, r *http.Request) { w.serve(rw, r, kind) })
 	}
 	m.HandleFunc("GET /health", func(rw http.ResponseWriter, _ *http.Request) {
-		if !w.Healthy() {
-			writeError(rw, room.NewCause(room.Draining, w.cfg.Side, "", "the instance leaves or makes no progress"))
+		if text := w.Trouble(); text != "" {
+			writeError(rw, room.NewCause(room.Draining, w.cfg.Side, "", text))
 			return
 		}
 		rw.WriteHeader(http.StatusOK)

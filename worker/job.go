@@ -58,6 +58,9 @@ func (j *job) ended() bool {
 // admit puts a request into the queue. Errors: draining, exhausted, superseded.
 func (w *Worker) admit(q *Request) (*job, error) {
 	j := &job{Request: q, w: w, over: make(chan struct{}), slot: -1, out: make(chan token, q.MaxTokens)}
+	if text := w.quarantined(); text != "" {
+		return nil, room.NewCause(room.Draining, w.cfg.Side, "", text)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {

@@ -43,6 +43,9 @@ type Config struct {
 	Node      node.Config // times
 	// NoChecksums leaves out the CRC32C of what a prefill instance writes to kvferry's decode ranks.
 	NoChecksums bool
+	// QuarantineLimit is the share of a rank's pages, in percent, that may be in quarantine before the instance takes no more requests and
+	// reports itself unhealthy. Default 10; 100: never.
+	QuarantineLimit int
 	// Drain is how long running requests may go on when the instance leaves. Default 5 s.
 	Drain time.Duration
 }
@@ -60,6 +63,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.Chunk, 64)
 	def(&c.Slots, 128)
 	def(&c.MaxQueue, 1024)
+	def(&c.QuarantineLimit, 10)
 	if c.MaxBody == 0 {
 		c.MaxBody = 4 << 20
 	}
@@ -129,7 +133,7 @@ func New(ctx context.Context, cfg Config) (*Worker, error) {
 		defer cancel()
 		return nil, errors.Join(err, w.Close(closing))
 	}
-	w.boot = registry.NewBootstrap(w.Healthy, func() any { return w.info() })
+	w.boot = registry.NewBootstrap(func() bool { return w.Trouble() == "" }, func() any { return w.info() })
 	if cfg.Side == room.Prefill {
 		for i := range w.prefills {
 			if err := w.boot.Put(w.row(i)); err != nil {
@@ -249,13 +253,40 @@ func (w *Worker) emit(k event.Kind, e event.Event) {
 	w.events.Add(e)
 }
 
-// Healthy reports whether the scheduler makes progress and the instance is not leaving.
-func (w *Worker) Healthy() bool {
+// Trouble says why no requests should come here: the instance leaves, its scheduler makes no progress, or too many pages are in quarantine.
+// Empty: it is well.
+func (w *Worker) Trouble() string {
 	w.mu.Lock()
 	leaving := w.leaving
 	w.mu.Unlock()
-	const stuck = 10 * time.Second
-	return !leaving && time.Since(time.Unix(0, w.beat.Load())) < stuck
+	switch {
+	case leaving:
+		return "the instance is leaving"
+	case time.Since(time.Unix(0, w.beat.Load())) >= stuck:
+		return "its scheduler makes no progress"
+	}
+	return w.quarantined()
+}
+
+// quarantined says that a rank has more pages in quarantine than may be.
+func (w *Worker) quarantined() string {
+	for _, d := range w.decodes {
+		if text := quarantine(d.Counts(), w.cfg.QuarantineLimit); text != "" {
+			return text
+		}
+	}
+	return ""
+}
+
+// stuck is how long the scheduler may take for a step.
+const stuck = 10 * time.Second
+
+// quarantine says that a rank has more pages in quarantine than the limit in percent allows.
+func quarantine(c handoff.Counts, limit int) string {
+	if c.Quarantined*100 <= c.Pages*limit {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d pages are in quarantine, limit %d %%", c.Quarantined, c.Pages, limit)
 }
 
 // Load is what the gateway weighs.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvferry/kvferry/llm"
 	"github.com/kvferry/kvferry/model"
+	"github.com/kvferry/kvferry/node"
 	"github.com/kvferry/kvferry/registry"
 	"github.com/kvferry/kvferry/room"
 	"github.com/kvferry/kvferry/worker"
@@ -90,6 +91,8 @@ type workerFlags struct {
 	registry, token                    string
 	drain                              time.Duration
 	checksums                          bool
+	quarantine                         int
+	unproven                           time.Duration
 }
 
 // ready is the line that a worker prints when it serves.
@@ -121,6 +124,10 @@ func newWorker(side room.Side) *cobra.Command {
 	c.Flags().StringVar(&f.registry, "registry", "", "`URL` of the registry to be found through")
 	c.Flags().StringVar(&f.token, "registry-token", "", "bearer token for it")
 	c.Flags().DurationVar(&f.drain, "drain", 5*time.Second, "how long running requests may go on when the worker leaves")
+	if side == room.Decode {
+		c.Flags().IntVar(&f.quarantine, "quarantine-limit", 10, "percent of the pages that may be in quarantine before the worker takes no more requests and reports itself unhealthy")
+		c.Flags().DurationVar(&f.unproven, "unproven-after", 0, "release quarantined pages after so long without proof, labelled as unproven (default: never)")
+	}
 	f.checksums = true
 	if side == room.Prefill {
 		c.Flags().BoolVar(&f.checksums, "checksums", true, "send a CRC32C with every write to a kvferry decode worker")
@@ -141,6 +148,12 @@ func (f *workerFlags) run(ctx context.Context, side room.Side, stdout, stderr io
 	if err != nil {
 		return err
 	}
+	if side == room.Decode && (f.quarantine < 1 || f.quarantine > 100) {
+		return usagef("flag --quarantine-limit: %d, want 1 to 100", f.quarantine)
+	}
+	if side == room.Decode && f.unproven < 0 {
+		return usagef("flag --unproven-after: %v, want a positive time", f.unproven)
+	}
 	geo, err := f.geometry(m)
 	if err != nil {
 		return err
@@ -150,7 +163,8 @@ func (f *workerFlags) run(ctx context.Context, side room.Side, stdout, stderr io
 		return err
 	}
 	defer func() { _ = api.Close() }() // the server has closed it
-	w, err := worker.New(ctx, worker.Config{Side: side, Model: m, ModelName: name, Geometry: geo, Pages: f.pages, Chunk: f.chunk, Host: f.host, Advertise: f.advertise, Log: log, Drain: f.drain, NoChecksums: !f.checksums})
+	w, err := worker.New(ctx, worker.Config{Side: side, Model: m, ModelName: name, Geometry: geo, Pages: f.pages, Chunk: f.chunk, Host: f.host, Advertise: f.advertise, Log: log, Drain: f.drain, NoChecksums: !f.checksums,
+		QuarantineLimit: f.quarantine, Node: node.Config{Unproven: f.unproven}})
 	if err != nil {
 		return err
 	}
@@ -190,9 +204,7 @@ func (f *workerFlags) state(w *worker.Worker, r ready, side room.Side, m *llm.Mo
 		free, total, running, waiting := w.Load()
 		i := registry.Instance{ID: r.Instance, Started: started, Side: side, URL: r.URL, Bootstrap: r.Bootstrap, Model: r.Model, Context: m.Config().Context, PageSize: f.pageSize,
 			TP: f.tp, PP: f.pp, Load: registry.Load{FreePages: free, TotalPages: total, Running: running, Waiting: waiting}}
-		if !w.Healthy() {
-			i.Unhealthy = "it leaves or makes no progress"
-		}
+		i.Unhealthy = w.Trouble()
 		return i
 	}
 }
